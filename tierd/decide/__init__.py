@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heat, placement and budgets: pure functions of values."""

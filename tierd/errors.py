@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The errors that tierd raises above OSError. Each says what is wrong and what to do next."""
+
+from dataclasses import dataclass
+
+
+class TierdError(Exception):
+    """Something tierd cannot do, in words for the operator.
+
+    Args:
+        message: what is wrong, naming the thing.
+        hint: the next step, or None where there is none to give.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UnsupportedKernel(TierdError):
+    """The running kernel lacks something: the message says what, the hint how to get it."""
+
+
+class Conflict(TierdError):
+    """Somebody else holds what tierd needs: a kdamond, a lock, a socket."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing wrong in a configuration file."""
+
+    file: str
+    line: int | None
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{place}: {self.key}: {self.message}"
+
+
+class ConfigError(TierdError):
+    """A configuration that was refused whole, with every problem found in it."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a plan's moves, and tells what became of each."""

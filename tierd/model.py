@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values that pass between the stages, and the dtypes of bulk data.
+
+Addresses and sizes are in bytes, instants in seconds of CLOCK_MONOTONIC unless a name says
+otherwise. Unknown is None, never 0. Ranks count from 0, the fastest tier.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import NewType
+
+import numpy as np
+from numpy.typing import NDArray
+
+NodeId = NewType("NodeId", int)
+Pid = NewType("Pid", int)
+Rank = NewType("Rank", int)
+
+PAGE_BYTES = 4096
+"""The base page of x86-64 and of arm64 as Debian builds it; DAMON and move_pages count in it."""
+
+MAX_TIERS = 8
+
+
+class TierKind(StrEnum):
+    HBM = "hbm"
+    DRAM = "dram"
+    CXL = "cxl"
+    RDMA = "rdma"
+    SWAP = "swap"
+
+
+class Backing(StrEnum):
+    """What a node's memory is made of, as far as the kernel tells."""
+
+    DRAM = "dram"
+    CXL = "cxl"
+    PMEM = "pmem"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Performance:
+    """HMAT's figures from the nearest initiator to a node; what the firmware leaves out is None."""
+
+    read_latency_ns: int | None
+    write_latency_ns: int | None
+    read_bandwidth_mbps: int | None
+    write_bandwidth_mbps: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    id: NodeId
+    cpus: tuple[int, ...]
+    total_bytes: int
+    distances: Mapping[NodeId, int]
+    any_initiator: Performance | None
+    cpu_initiator: Performance | None
+    kernel_tier: int | None
+    backing: Backing
+    memdevs: tuple[str, ...] = ()
+    dax_devices: tuple[str, ...] = ()
+
+    @property
+    def latency_ns(self) -> int | None:
+        """Read latency seen from a CPU, else from any initiator."""
+        for performance in (self.cpu_initiator, self.any_initiator):
+            if performance is not None and performance.read_latency_ns is not None:
+                return performance.read_latency_ns
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """Memory of one speed. A dram or cxl tier is a set of nodes."""
+
+    rank: Rank
+    name: str
+    kind: TierKind
+    nodes: tuple[NodeId, ...]
+    capacity_bytes: int
+    latency_ns: int | None = None
+    bandwidth_mbps: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memdev:
+    """A CXL memory device. `node` is the node its PCI function hangs off, not the one it backs."""
+
+    name: str
+    serial: int | None
+    ram_bytes: int
+    pmem_bytes: int
+    node: NodeId | None
+    firmware: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    name: str
+    kind: str
+    start: int | None
+    size_bytes: int
+    interleave_ways: int | None
+    interleave_granularity_bytes: int | None
+    region: str | None
+    locked: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CxlRegion:
+    name: str
+    start: int | None
+    size_bytes: int
+    mode: str | None
+    interleave_ways: int
+    interleave_granularity_bytes: int | None
+    memdevs: tuple[str, ...]
+    committed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaxDevice:
+    name: str
+    size_bytes: int
+    target_node: NodeId | None
+    driver: str | None
+    region: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """What discover found. `tiers` is ordered by rank; a node may be in no tier."""
+
+    nodes: tuple[Node, ...]
+    tiers: tuple[Tier, ...]
+    memdevs: tuple[Memdev, ...] = ()
+    decoders: tuple[Decoder, ...] = ()
+    regions: tuple[CxlRegion, ...] = ()
+    dax_devices: tuple[DaxDevice, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def rank_of_node(self) -> NDArray[np.int8]:
+        """Returns a lookup table from node id to rank, -1 where a node is in no tier."""
+        table = np.full(max((n.id for n in self.nodes), default=0) + 1, -1, np.int8)
+        for tier in self.tiers:
+            table[list(tier.nodes)] = tier.rank
+        return table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierRoom:
+    """A tier's memory at this moment.
+
+    `free_bytes` is what the kernel's free lists hold above the zones' high watermarks, so filling
+    it wakes neither kswapd nor the OOM killer.
+    """
+
+    rank: Rank
+    capacity_bytes: int
+    free_bytes: int
+    headroom_bytes: int
+    latency_ns: int | None
+
+
+REGION = np.dtype([("start", "u8"), ("end", "u8"), ("nr_accesses", "u4"), ("age", "u4")])
+"""One DAMON region of one aggregation. nr_accesses is out of aggregation / sampling interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accesses:
+    """One complete snapshot of one target, regions sorted and disjoint (dtype REGION)."""
+
+    pid: Pid
+    at_s: float
+    sample_s: float
+    aggregation_s: float
+    regions: NDArray[np.void]
+
+    @property
+    def max_accesses(self) -> int:
+        return max(1, round(self.aggregation_s / self.sample_s))
+
+
+PIECE = np.dtype(
+    [
+        ("start", "u8"),
+        ("end", "u8"),
+        ("short", "f4"),  # accesses per byte and second, averaged over seconds
+        ("long", "f4"),  # the same, averaged over tens of seconds
+        ("resident", "f4", (MAX_TIERS,)),  # share of the piece's bytes on each tier
+        ("probed_s", "f8"),  # when residence was last looked at, -inf for never
+        ("held_until_s", "f8"),  # moved or refused lately: not to be moved before this instant
+        ("refusals", "u2"),  # refused moves in a row
+    ]
+)
+"""A range of a target whose heat, place and history are alike: the unit that decide works on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The few parameters that placement turns on. docs/policy.md tells what each is for."""
+
+    short_s: float = 1.0
+    long_s: float = 10.0
+    hysteresis: float = 1.5
+    horizon_s: float = 30.0
+    payback: float = 2.0
+    dwell_s: float = 5.0
+    retry_s: float = 10.0
+    retry_most_s: float = 600.0
+    latency_gap_ns: float = 100.0
+    move_cost_ns: float = 4000.0
+
+
+MOVE = np.dtype(
+    [
+        ("target", "u4"),  # index into Plan.pids
+        ("source", "i1"),  # ranks
+        ("destination", "i1"),
+        ("start", "u8"),
+        ("end", "u8"),
+        ("bytes", "u8"),  # at most so many of the range's bytes
+        ("gain", "f4"),  # heat per byte won (promotion) or given up (demotion)
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Moves in the order they are to be made (dtype MOVE), demotions before the promotions."""
+
+    pids: tuple[Pid, ...]
+    moves: NDArray[np.void]
+    kept: Mapping[str, int] = field(default_factory=dict)
+    """Hot bytes left in a slower tier, by reason."""
+
+
+class Outcome(IntEnum):
+    """What became of a page of a move. The value indexes Report's counts."""
+
+    MOVED = 0
+    RESIDENT = 1  # not in the source tier (any more), nothing to do
+    ABSENT = 2  # not present: never touched, swapped out, or device memory
+    BUSY = 3  # isolated, under writeback or pinned
+    SHARED = 4  # mapped by another process too
+    UNMOVABLE = 5  # special mapping, zero page, guard
+    NO_ROOM = 6  # the destination is at its headroom
+    LOCKED = 7  # mlocked, and left alone as configured
+    CPUSET = 8  # the destination lies outside the target's cpuset
+    MEMPOLICY = 9  # the destination lies outside the range's mempolicy
+    DENIED = 10  # no permission to move this process's pages
+    GONE = 11  # the process has exited
+    LATER = 12  # the round's budget of bytes or time was spent
+    FAILED = 13  # any other errno
+
+    @property
+    def is_refusal(self) -> bool:
+        """True where trying again next round would most likely be refused again."""
+        return self in _REFUSALS
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+_REFUSALS = frozenset(
+    {
+        Outcome.BUSY,
+        Outcome.SHARED,
+        Outcome.UNMOVABLE,
+        Outcome.LOCKED,
+        Outcome.CPUSET,
+        Outcome.MEMPOLICY,
+        Outcome.DENIED,
+        Outcome.FAILED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What became of a plan.
+
+    `pages[i, o]` counts the base pages of move i that met Outcome o. `busy_ns` is the time spent
+    in moving, so that decide can weigh the next move's cost.
+    """
+
+    plan: Plan
+    pages: NDArray[np.int64]
+    busy_ns: int
+
+    @property
+    def moved_pages(self) -> int:
+        return int(self.pages[:, Outcome.MOVED].sum())
