@@ -229,13 +229,31 @@ MOVE = np.dtype(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A process and its pieces (dtype PIECE), sorted and disjoint."""
+
+    pid: Pid
+    pieces: NDArray[np.void]
+
+
+class Kept(StrEnum):
+    """Why hot bytes are left in a slower tier."""
+
+    NO_ROOM = "no room, and nothing colder to make way"
+    BUDGET = "the round's budget is spent"
+    HELD = "moved or refused lately"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Moves in the order they are to be made (dtype MOVE), demotions before the promotions."""
+    """Moves in the order they are to be made (dtype MOVE), demotions before the promotions.
+
+    `kept` counts the hot bytes that stay in a slower tier, by reason.
+    """
 
     pids: tuple[Pid, ...]
     moves: NDArray[np.void]
-    kept: Mapping[str, int] = field(default_factory=dict)
-    """Hot bytes left in a slower tier, by reason."""
+    kept: Mapping[Kept, int] = field(default_factory=dict)
 
 
 class Outcome(IntEnum):
@@ -284,12 +302,14 @@ _REFUSALS = frozenset(
 class Report:
     """What became of a plan.
 
-    `pages[i, o]` counts the base pages of move i that met Outcome o. `busy_ns` is the time spent
-    in moving, so that decide can weigh the next move's cost.
+    `pages[i, o]` counts the base pages of move i that met Outcome o, as far as its range was
+    walked: up to the address `reached[i]`. `busy_ns` is the time spent in moving, so that the next
+    move's cost can be weighed.
     """
 
     plan: Plan
     pages: NDArray[np.int64]
+    reached: NDArray[np.uint64]
     busy_ns: int
 
     @property

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests.unit.world import AGGREGATION_S, BASE, World, mapped, snapshot, window
+from tierd.decide.heat import coalesce, fold, overlay, rates, score
+from tierd.decide.placement import plan, worthwhile
+from tierd.decide.settle import settle
+from tierd.model import (
+    PAGE_BYTES,
+    PIECE,
+    Kept,
+    Outcome,
+    Pid,
+    Plan,
+    Policy,
+    Rank,
+    Report,
+    Target,
+    TierRoom,
+)
+
+POLICY = Policy()
+MIB = 1 << 20
+HOT = worthwhile(POLICY, POLICY.latency_gap_ns) * 1000
+
+
+def pieces(*rows: tuple[int, int, float, Sequence[float]], base: int = BASE) -> NDArray[np.void]:
+    """Pieces from (first page, pages, heat, shares by tier)."""
+    made = np.zeros(len(rows), PIECE)
+    for piece, (first, count, heat, shares) in zip(made, rows, strict=True):
+        piece["start"] = base + first * PAGE_BYTES
+        piece["end"] = base + (first + count) * PAGE_BYTES
+        piece["short"] = piece["long"] = heat
+        piece["resident"][: len(shares)] = shares
+        piece["held_until_s"] = -np.inf
+    return made
+
+
+def rooms(*free_pages: int, headroom_pages: int = 0) -> list[TierRoom]:
+    return [
+        TierRoom(
+            rank=Rank(rank),
+            capacity_bytes=1 << 30,
+            free_bytes=pages * PAGE_BYTES,
+            headroom_bytes=headroom_pages * PAGE_BYTES if rank == 0 else 0,
+            latency_ns=None,
+        )
+        for rank, pages in enumerate(free_pages)
+    ]
+
+
+def decide(
+    made: NDArray[np.void],
+    room: list[TierRoom],
+    *,
+    budget_pages: int = 1 << 20,
+    now_s: float = 0.0,
+) -> Plan:
+    return plan(
+        [Target(pid=Pid(1), pieces=made)],
+        room,
+        POLICY,
+        now_s=now_s,
+        budget_bytes=budget_pages * PAGE_BYTES,
+    )
+
+
+def pages_moved(made: Plan, source: int, destination: int) -> float:
+    moves = made.moves
+    pair = (moves["source"] == source) & (moves["destination"] == destination)
+    return float(moves["bytes"][pair].sum() / PAGE_BYTES)
+
+
+# Heat
+
+
+def test_rate_is_found_again_from_the_share_of_intervals() -> None:
+    accesses = snapshot([0, 1, 2, 3], [0, 10, 20])
+    per_page_s = rates(accesses) * PAGE_BYTES
+    assert per_page_s[0] == 0
+    assert per_page_s[1] == pytest.approx(-np.log(0.5) / 0.02, rel=1e-5)
+    assert per_page_s[2] == pytest.approx(-np.log(1 / 40) / 0.02, rel=1e-5)
+
+
+@given(cut=st.lists(st.integers(1, 999), max_size=30), count=st.integers(0, 20))
+def test_heat_does_not_depend_on_the_cut(cut: list[int], count: int) -> None:
+    edges = sorted({0, 1000, *cut})
+    whole = fold(np.zeros(0, PIECE), snapshot([0, 1000], [count]), mapped(1000), POLICY)
+    parts = fold(
+        np.zeros(0, PIECE), snapshot(edges, [count] * (len(edges) - 1)), mapped(1000), POLICY
+    )
+    assert len(parts) == len(whole) == 1
+    assert parts["short"] == pytest.approx(whole["short"], rel=1e-5)
+
+
+def test_averages_follow_with_their_time_constants() -> None:
+    made = np.zeros(0, PIECE)
+    for n in range(5):
+        made = fold(made, snapshot([0, 10], [10], n * AGGREGATION_S), mapped(10), POLICY)
+    rate = rates(snapshot([0, 10], [10]))[0]
+    elapsed = 5 * AGGREGATION_S
+    assert made["short"][0] == pytest.approx(rate * -np.expm1(-elapsed / POLICY.short_s), rel=1e-4)
+    assert made["long"][0] == pytest.approx(rate * -np.expm1(-elapsed / POLICY.long_s), rel=1e-4)
+
+
+def test_heat_outside_of_the_mappings_is_forgotten() -> None:
+    made = fold(np.zeros(0, PIECE), snapshot([0, 100], [20]), mapped(40), POLICY)
+    assert made["end"].max() == BASE + 40 * PAGE_BYTES
+
+
+def test_a_region_of_one_page_cuts_out_one_page() -> None:
+    made = fold(np.zeros(0, PIECE), snapshot([0, 500, 501, 1000], [0, 20, 0]), mapped(1000), POLICY)
+    hot = made[score(made) > 0]
+    assert [(hot["start"][0] - BASE) // PAGE_BYTES, len(hot)] == [500, 1]
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.floats(0, 1e3)), min_size=1, max_size=200))
+def test_joining_keeps_the_heat_and_the_bound(parts: list[tuple[int, float]]) -> None:
+    first, rows = 0, []
+    for length, per_page_s in parts:
+        rows.append((first, length, per_page_s / PAGE_BYTES, [1.0]))
+        first += length
+    before = pieces(*rows)
+    after = coalesce(before, 0.0, most=8)
+
+    def total(made: NDArray[np.void]) -> float:
+        return float((score(made).astype(float) * (made["end"] - made["start"])).sum())
+
+    assert total(after) == pytest.approx(total(before), rel=1e-4, abs=1e-6)
+    assert len(after) <= max(8, len(before) // 4 + 8)
+    assert (after["start"][1:] == after["end"][:-1]).all()
+
+
+def test_overlay_cuts_at_every_edge() -> None:
+    a, b = pieces((0, 10, 0, [])), pieces((5, 10, 0, []))
+    start, end, (in_a, in_b) = overlay(a, b)
+    assert ((start - BASE) // PAGE_BYTES).tolist() == [0, 5, 10]
+    assert ((end - BASE) // PAGE_BYTES).tolist() == [5, 10, 15]
+    assert in_a.tolist() == [0, 0, -1]
+    assert in_b.tolist() == [-1, 0, 0]
+
+
+# Placement
+
+
+def test_hottest_bytes_take_the_room_first() -> None:
+    made = decide(
+        pieces((0, 100, HOT, [0, 1]), (100, 100, 3 * HOT, [0, 1]), (200, 100, 2 * HOT, [0, 1])),
+        rooms(150, 1000),
+    )
+    assert ((made.moves["start"] - BASE) // PAGE_BYTES).tolist() == [100, 200]
+    assert (made.moves["bytes"] // PAGE_BYTES).tolist() == [100, 50]
+    assert made.kept == {Kept.NO_ROOM: 150 * PAGE_BYTES}
+
+
+def test_demotions_come_before_the_promotions_that_need_their_room() -> None:
+    made = decide(pieces((0, 100, 0, [1]), (100, 60, HOT, [0, 1])), rooms(10, 1000))
+    assert made.moves["destination"].tolist() == [1, 0]
+    assert (made.moves["bytes"] // PAGE_BYTES).tolist() == [50, 60]
+
+
+def test_cold_bytes_stay_where_nobody_needs_the_room() -> None:
+    made = decide(pieces((0, 100, 0, [1]), (100, 60, HOT, [0, 1])), rooms(60, 1000))
+    assert pages_moved(made, 0, 1) == 0
+
+
+def test_near_equals_do_not_swap_places() -> None:
+    made = decide(pieces((0, 100, 10 * HOT, [1]), (100, 100, 14 * HOT, [0, 1])), rooms(0, 1000))
+    assert not len(made.moves)
+    made = decide(pieces((0, 100, 10 * HOT, [1]), (100, 100, 16 * HOT, [0, 1])), rooms(0, 1000))
+    assert pages_moved(made, 1, 0) == 100
+
+
+@pytest.mark.parametrize(("times", "moves"), [(0.9, 0), (1.1, 0), (3, 1)])
+def test_what_does_not_pay_back_beyond_doubt_stays(times: float, moves: int) -> None:
+    least = worthwhile(POLICY, POLICY.latency_gap_ns)
+    assert len(decide(pieces((0, 9, times * least, [0, 1])), rooms(99, 99)).moves) == moves
+
+
+def test_a_costlier_move_needs_hotter_bytes() -> None:
+    cheap, dear = (worthwhile(replace(POLICY, move_cost_ns=ns), 100) for ns in (1e3, 1e5))
+    assert dear == pytest.approx(100 * cheap)
+
+
+def test_held_pieces_neither_move_nor_make_way() -> None:
+    made = pieces((0, 100, 0, [1]), (100, 100, HOT, [0, 1]))
+    made["held_until_s"] = [9.0, -np.inf]
+    assert not len(decide(made, rooms(0, 1000), now_s=5).moves)
+    made["held_until_s"] = [-np.inf, 9.0]
+    refused = decide(made, rooms(0, 1000), now_s=5)
+    assert not len(refused.moves)
+    assert refused.kept == {Kept.HELD: 100 * PAGE_BYTES}
+    assert pages_moved(decide(made, rooms(0, 1000), now_s=10), 1, 0) == 100
+
+
+def test_headroom_is_restored_from_cold_bytes_only() -> None:
+    cold_and_hot = pieces((0, 100, 0, [1]), (100, 100, HOT, [1]))
+    made = decide(cold_and_hot, rooms(10, 1000, headroom_pages=150))
+    assert pages_moved(made, 0, 1) == 100
+    enough = decide(cold_and_hot, rooms(80, 1000, headroom_pages=150))
+    assert not len(enough.moves)
+
+
+def test_nothing_is_demoted_into_a_full_tier() -> None:
+    made = decide(pieces((0, 100, 0, [1]), (100, 100, HOT, [0, 1])), rooms(0, 30))
+    assert (pages_moved(made, 0, 1), pages_moved(made, 1, 0)) == (30, 30)
+
+
+def test_three_tiers_cascade() -> None:
+    made = decide(
+        pieces((0, 50, 0, [1]), (50, 50, 0, [0, 1]), (100, 50, HOT, [0, 0, 1])), rooms(0, 0, 500)
+    )
+    assert pages_moved(made, 2, 0) == 50
+    assert pages_moved(made, 0, 1) + pages_moved(made, 0, 2) == 50
+
+
+HEATS = st.floats(0, 100 * HOT)
+ROWS = st.lists(
+    st.tuples(st.integers(1, 300), HEATS, st.floats(0, 1), st.booleans()), min_size=1, max_size=40
+)
+
+
+def _rows(drawn: list[tuple[int, float, float, bool]]) -> NDArray[np.void]:
+    first, rows = 0, []
+    for length, heat, fast, touched in drawn:
+        rows.append((first, length, heat, [fast, (1 - fast) * touched]))
+        first += length
+    return pieces(*rows)
+
+
+@given(drawn=ROWS, free=st.integers(-50, 500), low=st.integers(0, 500), budget=st.integers(0, 600))
+def test_no_plan_exceeds_budget_or_room(
+    drawn: list[tuple[int, float, float, bool]], free: int, low: int, budget: int
+) -> None:
+    made = decide(_rows(drawn), rooms(free, low), budget_pages=budget)
+    up, down = pages_moved(made, 1, 0), pages_moved(made, 0, 1)
+    slack = len(made.moves) + 1e-6
+    assert up + down <= budget + slack
+    assert down <= low + slack
+    assert up <= max(free, 0) + down + slack
+
+
+@given(drawn=ROWS, free=st.integers(0, 500), split=st.integers(0, 40), seed=st.integers(0, 9))
+def test_the_order_of_input_does_not_matter(
+    drawn: list[tuple[int, float, float, bool]], free: int, split: int, seed: int
+) -> None:
+    made = _rows(drawn)
+    heats = np.arange(1, len(made) + 1) * HOT / 7
+    made["short"] = made["long"] = np.random.default_rng(seed).permutation(heats)
+    targets = [
+        Target(pid=Pid(1), pieces=made[:split]),
+        Target(pid=Pid(2), pieces=made[split:]),
+    ]
+
+    def moved(order: list[Target]) -> set[tuple[int, ...]]:
+        result = plan(order, rooms(free, 400), POLICY, now_s=0, budget_bytes=300 * PAGE_BYTES)
+        return {
+            (
+                result.pids[m["target"]],
+                *(int(m[n]) for n in ("source", "destination", "start", "end")),
+            )
+            for m in result.moves
+        }
+
+    assert moved(targets) == moved(targets[::-1])
+
+
+# Settling
+
+
+def report(made: Plan, *outcomes: dict[Outcome, int], reached: list[int]) -> Report:
+    pages = np.zeros((len(made.moves), len(Outcome)), np.int64)
+    for row, counts in zip(pages, outcomes, strict=True):
+        for outcome, count in counts.items():
+            row[outcome] = count
+    at = np.array([BASE + page * PAGE_BYTES for page in reached], np.uint64)
+    return Report(plan=made, pages=pages, reached=at, busy_ns=1)
+
+
+def test_a_move_that_stopped_half_way_is_settled_up_to_there() -> None:
+    before = pieces((0, 100, HOT, [0, 1]))
+    made = decide(before, rooms(40, 0))
+    after = settle(before, report(made, {Outcome.MOVED: 40}, reached=[40]), 0, POLICY, now_s=1)
+    assert ((after["end"] - BASE) // PAGE_BYTES).tolist() == [40, 100]
+    assert after["resident"][:, :2].tolist() == [[1, 0], [0, 1]]
+    assert after["held_until_s"].tolist() == [1 + POLICY.dwell_s, -np.inf]
+
+
+def test_refusals_are_tried_again_ever_more_rarely() -> None:
+    made, now_s, waits = pieces((0, 100, HOT, [0, 1])), 0.0, []
+    for _ in range(10):
+        refused = decide(made, rooms(500, 0), now_s=now_s)
+        assert len(refused.moves) == 1
+        counts = {Outcome.BUSY: 100}
+        made = settle(made, report(refused, counts, reached=[100]), 0, POLICY, now_s=now_s)
+        waits.append(float(made["held_until_s"][0]) - now_s)
+        now_s = float(made["held_until_s"][0])
+    assert waits[:3] == [10, 20, 40]
+    assert max(waits) == POLICY.retry_most_s
+
+
+def test_another_targets_moves_are_left_out() -> None:
+    before = pieces((0, 100, HOT, [0, 1]))
+    made = decide(before, rooms(500, 0))
+    after = settle(before, report(made, {Outcome.MOVED: 100}, reached=[100]), 1, POLICY, now_s=1)
+    assert (after == before).all()
+
+
+# The loop
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 16),
+    start=st.integers(0, 3000),
+    length=st.integers(200, 900),
+    capacity=st.integers(1000, 2000),
+)
+def test_a_steady_hot_set_converges_and_then_nothing_moves(
+    seed: int, start: int, length: int, capacity: int
+) -> None:
+    rate = window(4096, start, length, hot=2000, rest=0.05)
+    world = World(rate, np.ones(4096, int), [capacity, 8192], seed)
+    for _ in range(40):
+        world.round()
+    assert world.fast_share(rate > 1) > 0.97
+    settled = world.moved_pages
+    for _ in range(100):
+        world.round()
+    at_the_edges = 16  # regions are cut up to four pages off the window's edges
+    assert world.moved_pages - settled <= 0.01 * length + at_the_edges
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1 << 16))
+def test_a_window_that_moves_is_followed_at_little_more_than_the_least_volume(seed: int) -> None:
+    pages, length, capacity = 4096, 1024, 1800
+    world = World(np.zeros(pages), np.ones(pages, int), [capacity, 8192], seed)
+    world.policy = replace(POLICY, move_cost_ns=40_000)
+    for start in (0, 2000, 3000):
+        world.rate = window(pages, start, length, hot=1000, rest=10)
+        for _ in range(round(15 / AGGREGATION_S)):
+            world.round(budget_pages=1024)
+        assert world.fast_share(world.rate > 100) > 0.95
+        for _ in range(round(30 / AGGREGATION_S)):
+            world.round(budget_pages=1024)
+    least = 3 * length + (2 * length - capacity) + length - 24
+    assert world.moved_pages <= 1.5 * least

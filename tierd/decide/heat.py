@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heat: how often each byte of a target is accessed, whatever way DAMON cut it into regions.
+
+DAMON checks one page of a region every sampling interval and cuts the regions anew after every
+aggregation (Documentation/mm/damon/design.rst, "Adaptive Regions Adjustment"), so counts of two
+aggregations belong to different ranges. A target's heat is therefore a function over its address
+space, kept as pieces (model.PIECE): a snapshot's regions are laid over the pieces, both are cut at
+each other's edges, and every part's averages take in the new rate. Neighbours that have become
+alike are joined again. Evidence of any grain fits in: a region of one page cuts out one page.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierd.model import MAX_TIERS, PAGE_BYTES, PIECE, Accesses, Policy
+
+COLD_PER_PAGE_S = 1 / 60
+"""Pages accessed less often than once a minute are alike: cold."""
+
+BINS_PER_OCTAVE = 2
+PIECES_PER_REGION = 4
+PIECES_AT_LEAST = 64
+
+Ranges = NDArray[np.void]
+"""A structured array with fields `start` and `end`, sorted and disjoint."""
+
+
+def rates(accesses: Accesses) -> NDArray[np.float32]:
+    """Returns each region's accesses per byte and second.
+
+    DAMON sees whether a page was accessed in a sampling interval, not how often. If accesses come
+    at random at rate r, an interval T sees one with probability 1 - exp(-r T), so r is
+    -log(1 - share) / T. A region seen in every interval is given half an interval missed.
+    """
+    most = accesses.max_accesses
+    share = np.minimum(accesses.regions["nr_accesses"] / most, 1 - 1 / (2 * most))
+    per_page_s = -np.log1p(-share) / accesses.sample_s
+    return np.asarray(per_page_s / PAGE_BYTES, np.float32)
+
+
+def score(pieces: NDArray[np.void]) -> NDArray[np.float32]:
+    """Returns the heat that pieces are ranked by: the mean of the short and the long average.
+
+    The short one lets a new hot set in within seconds, the long one keeps a hot set through a
+    pause of seconds.
+    """
+    return np.asarray((pieces["short"] + pieces["long"]) / 2, np.float32)
+
+
+def assured(pieces: NDArray[np.void], policy: Policy) -> NDArray[np.float32]:
+    """Returns the heat that pieces have beyond doubt: their score less twice its deviation.
+
+    A region's count is one page looked at per interval, so a score of r accesses per second comes
+    from some r x 2 x short_s events in its short half (an exponential average over a time constant
+    weighs like a plain one over twice that), and the long half adds next to no noise. Two
+    accidental hits on a cold region then don't make it worth a move.
+    """
+    per_page_s = score(pieces) * PAGE_BYTES
+    deviation = np.sqrt(per_page_s / (2 * policy.short_s)) / 2
+    return np.asarray(np.maximum(per_page_s - 2 * deviation, 0) / PAGE_BYTES, np.float32)
+
+
+def fold(
+    pieces: NDArray[np.void], accesses: Accesses, mapped: Ranges, policy: Policy
+) -> NDArray[np.void]:
+    """Returns the pieces with one snapshot taken in, limited to the mapped ranges.
+
+    Args:
+        pieces: dtype PIECE, sorted and disjoint; empty at first.
+        accesses: a complete snapshot.
+        mapped: the target's mappings. What lies outside of them, or of the regions, is forgotten.
+        policy: gives the time constants of the averages.
+    """
+    regions = accesses.regions
+    start, end, (piece_at, region_at, mapped_at) = overlay(pieces, regions, mapped)
+    seen = (region_at >= 0) & (mapped_at >= 0)
+    parts = _parts(pieces, start[seen], end[seen], piece_at[seen])
+    rate = rates(accesses)[region_at[seen]]
+    for name, time_constant_s in (("short", policy.short_s), ("long", policy.long_s)):
+        weight = -math.expm1(-accesses.aggregation_s / time_constant_s)
+        parts[name] += np.float32(weight) * (rate - parts[name])
+    return coalesce(
+        parts, accesses.at_s, most=max(PIECES_AT_LEAST, PIECES_PER_REGION * len(regions))
+    )
+
+
+def overlay(
+    *layers: Ranges,
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64], tuple[NDArray[np.intp], ...]]:
+    """Cuts ranges at each other's edges.
+
+    Returns:
+        start and end of every part, and for each layer the index of the range that covers it, -1
+        where none does.
+    """
+    edges = np.unique(
+        np.concatenate([layer[side] for layer in layers for side in ("start", "end")])
+    )
+    start, end = edges[:-1], edges[1:]
+    return start, end, tuple(_covering(layer, start) for layer in layers)
+
+
+def _covering(ranges: Ranges, start: NDArray[np.uint64]) -> NDArray[np.intp]:
+    if not len(ranges):
+        return np.full(len(start), -1, np.intp)
+    at = np.searchsorted(ranges["start"], start, "right") - 1
+    return np.where((at >= 0) & (start < ranges["end"][at]), at, -1)
+
+
+def _parts(
+    pieces: NDArray[np.void],
+    start: NDArray[np.uint64],
+    end: NDArray[np.uint64],
+    piece_at: NDArray[np.intp],
+) -> NDArray[np.void]:
+    """Returns pieces cut to [start, end); a part that no piece covers knows nothing yet."""
+    parts = np.zeros(len(start), PIECE)
+    parts["probed_s"] = -np.inf
+    parts["held_until_s"] = -np.inf
+    known = piece_at >= 0
+    parts[known] = pieces[piece_at[known]]
+    parts["start"], parts["end"] = start, end
+    return parts
+
+
+def coalesce(pieces: NDArray[np.void], now_s: float, *, most: int) -> NDArray[np.void]:
+    """Joins neighbours that are alike in heat, place and history.
+
+    Alike is: in the same bin of a logarithmic scale of heat, half an octave wide. Where that leaves
+    more than `most` pieces, the bins are made wider.
+    """
+    bins_per_octave = float(BINS_PER_OCTAVE)
+    joined = _join(pieces, now_s, bins_per_octave)
+    while len(joined) > most and bins_per_octave > 1 / 32:
+        bins_per_octave /= 2
+        joined = _join(joined, now_s, bins_per_octave)
+    return joined
+
+
+def _join(pieces: NDArray[np.void], now_s: float, bins_per_octave: float) -> NDArray[np.void]:
+    if len(pieces) < 2:
+        return pieces
+    likeness = _likeness(pieces, now_s, bins_per_octave)
+    touch = pieces["end"][:-1] == pieces["start"][1:]
+    first = np.flatnonzero(np.r_[True, ~touch | (likeness[1:] != likeness[:-1])])
+    if len(first) == len(pieces):
+        return pieces
+    last = np.r_[first[1:], len(pieces)] - 1
+    joined = pieces[first].copy()
+    joined["end"] = pieces["end"][last]
+    weight = (pieces["end"] - pieces["start"]).astype(np.float64)
+    total = np.add.reduceat(weight, first)
+    for name in ("short", "long"):
+        joined[name] = np.add.reduceat(pieces[name] * weight, first) / total
+    joined["resident"] = (
+        np.add.reduceat(pieces["resident"] * weight[:, None], first) / total[:, None]
+    )
+    joined["probed_s"] = np.minimum.reduceat(pieces["probed_s"], first)
+    joined["held_until_s"] = np.maximum.reduceat(pieces["held_until_s"], first)
+    return joined
+
+
+def _likeness(pieces: NDArray[np.void], now_s: float, bins_per_octave: float) -> NDArray[np.int64]:
+    """Returns one number a piece, equal for pieces that may be joined."""
+    per_page_s = np.maximum(score(pieces) * PAGE_BYTES, COLD_PER_PAGE_S)
+    heat = np.floor(np.log2(per_page_s / COLD_PER_PAGE_S) * bins_per_octave).astype(np.int64)
+    resident = pieces["resident"]
+    place = ((resident > 0.02).astype(np.int64) + (resident > 0.98)) @ 3 ** np.arange(MAX_TIERS)
+    held = pieces["held_until_s"] > now_s
+    probed = np.isfinite(pieces["probed_s"])
+    history = np.minimum(pieces["refusals"], 15) * 4 + held * 2 + probed
+    return np.asarray((heat * 3**MAX_TIERS + place) * 64 + history, np.int64)

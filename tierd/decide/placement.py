@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Placement: which bytes to move between tiers, so that the hottest lie in the fastest.
+
+Tiers are taken in neighbouring steps, from the fastest down. At each step the bytes below it that
+are worth a move, hottest first, meet the bytes on it, coldest first. A byte moves up where there
+is room, or where it is hotter by a margin than the byte that makes way for it. What need not move
+stays: cold bytes in fast memory are left there until somebody needs the room.
+
+What rises is taken at the heat it has beyond doubt, what makes way at the heat it seems to have.
+The margin between them has two parts. A move must pay back its cost within a horizon (both moves'
+cost, where one makes way for the other); and a byte must be `hysteresis` times as hot as the one it
+displaces, so that near-equals don't swap places.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierd.decide.heat import assured, score
+from tierd.model import (
+    MOVE,
+    PAGE_BYTES,
+    Kept,
+    Plan,
+    Policy,
+    Target,
+    TierRoom,
+)
+
+Floats = NDArray[np.float64]
+
+HEADROOM_LOW = 0.5
+"""Cold bytes are demoted once free memory falls below this share of the headroom."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stock:
+    """Bytes of pieces on tiers: row k is the part of piece `piece[k]` that lies on `tier[k]`."""
+
+    piece: NDArray[np.intp]
+    tier: NDArray[np.intp]
+    size: Floats
+    heat: Floats
+
+    def take(self, index: NDArray[np.intp]) -> "_Stock":
+        return _Stock(
+            piece=self.piece[index],
+            tier=self.tier[index],
+            size=self.size[index],
+            heat=self.heat[index],
+        )
+
+
+def plan(
+    targets: Sequence[Target],
+    rooms: Sequence[TierRoom],
+    policy: Policy,
+    *,
+    now_s: float,
+    budget_bytes: int,
+) -> Plan:
+    """Returns the moves worth making now.
+
+    Args:
+        targets: processes with fresh samples; the others' memory is not to be moved.
+        rooms: the tiers, by rank.
+        policy: margins and costs; `move_cost_ns` is what moving a page was found to cost.
+        now_s: the instant that `held_until_s` is compared with.
+        budget_bytes: at most so many bytes are moved, both directions together.
+    """
+    pieces = np.concatenate([target.pieces for target in targets]) if targets else None
+    if pieces is None or not len(pieces) or len(rooms) < 2:
+        return Plan(pids=tuple(t.pid for t in targets), moves=np.zeros(0, MOVE))
+    owner = np.repeat(np.arange(len(targets)), [len(t.pieces) for t in targets])
+    step = _Steps(pieces, rooms, policy, now_s, float(budget_bytes))
+    for rank in range(len(rooms) - 1):
+        step.fill(rank)
+    return Plan(
+        pids=tuple(target.pid for target in targets),
+        moves=_moves(pieces, owner, step.demotions[::-1] + step.promotions),
+        kept={why: int(size) for why, size in step.kept.items() if size >= PAGE_BYTES},
+    )
+
+
+def worthwhile(policy: Policy, gap_ns: float) -> float:
+    """Returns the heat, in accesses per byte and second, from which one move pays back."""
+    return policy.payback * policy.move_cost_ns / (gap_ns * policy.horizon_s) / PAGE_BYTES
+
+
+class _Steps:
+    """The state that goes from one step to the next: bytes not yet planned, room, budget."""
+
+    def __init__(
+        self,
+        pieces: NDArray[np.void],
+        rooms: Sequence[TierRoom],
+        policy: Policy,
+        now_s: float,
+        budget_bytes: float,
+    ) -> None:
+        length = (pieces["end"] - pieces["start"]).astype(np.float64)
+        self.bytes = length[:, None] * pieces["resident"][:, : len(rooms)]
+        self.heat = score(pieces).astype(np.float64)
+        self.assured = assured(pieces, policy).astype(np.float64)
+        self.held = pieces["held_until_s"] > now_s
+        self.rooms = rooms
+        self.free = np.array([float(room.free_bytes - room.headroom_bytes) for room in rooms])
+        self.policy = policy
+        self.budget_bytes = budget_bytes
+        self.promotions: list[_Batch] = []
+        self.demotions: list[_Batch] = []
+        self.kept = dict.fromkeys(Kept, 0.0)
+
+    def fill(self, rank: int) -> None:
+        """Plans the moves between tier `rank` and those below it."""
+        rising, sinking = self._rising(rank), self._sinking(rank)
+        gain_from = worthwhile(self.policy, self._gap_ns(rank))
+        room = self.free[rank]
+        below = float(np.maximum(self.free[rank + 1 :], 0).sum())
+
+        displaced = np.cumsum(sinking.size)
+        yields_to = np.minimum(rising.heat / self.policy.hysteresis, rising.heat - 2 * gain_from)
+        victims = np.searchsorted(sinking.heat, yields_to, "right")
+        makes_way = np.where(victims > 0, displaced[victims - 1], 0.0) if len(displaced) else 0.0
+        available = room + np.minimum(makes_way, below)
+        wanted = _up_to(rising.size, available)
+        promoted = _up_to(wanted, _affordable(self.budget_bytes, room))
+        evicted = max(promoted.sum() - room if promoted.any() else 0.0, self._shortfall(rank))
+        cold = np.searchsorted(sinking.heat, gain_from) if not promoted.any() else len(displaced)
+        demoted = _up_to(sinking.size[:cold], min(evicted, below, self.budget_bytes))
+
+        self.kept[Kept.NO_ROOM] += rising.size.sum() - wanted.sum()
+        self.kept[Kept.BUDGET] += wanted.sum() - promoted.sum()
+        self._promote(rising, promoted, rank)
+        self._demote(sinking.take(np.arange(cold)), demoted, rank)
+
+    def _rising(self, rank: int) -> _Stock:
+        """Bytes below the tier that are worth a move up, hottest first."""
+        stock = self._stock(range(rank + 1, len(self.rooms)), self.assured)
+        gain_from = worthwhile(self.policy, self._gap_ns(rank))
+        hot = stock.heat >= gain_from
+        held = self.held[stock.piece]
+        self.kept[Kept.HELD] += stock.size[hot & held].sum()
+        stock = stock.take(np.flatnonzero(hot & ~held))
+        return stock.take(np.lexsort((stock.piece, -stock.heat)))
+
+    def _sinking(self, rank: int) -> _Stock:
+        """Bytes on the tier that may make way, coldest first."""
+        stock = self._stock(range(rank, rank + 1), self.heat)
+        stock = stock.take(np.flatnonzero(~self.held[stock.piece]))
+        return stock.take(np.lexsort((stock.piece, stock.heat)))
+
+    def _stock(self, ranks: range, heat: Floats) -> _Stock:
+        columns = self.bytes[:, ranks.start : ranks.stop]
+        piece, column = np.nonzero(columns >= PAGE_BYTES)
+        return _Stock(
+            piece=piece,
+            tier=column + ranks.start,
+            size=columns[piece, column],
+            heat=heat[piece],
+        )
+
+    def _gap_ns(self, rank: int) -> float:
+        """Latency saved by an access that finds its page one tier up, or the configured guess."""
+        upper, lower = self.rooms[rank].latency_ns, self.rooms[rank + 1].latency_ns
+        if upper is None or lower is None or lower <= upper:
+            return self.policy.latency_gap_ns
+        return float(lower - upper)
+
+    def _shortfall(self, rank: int) -> float:
+        """Bytes to free so that new allocations find room, 0 while enough is left."""
+        headroom = self.rooms[rank].headroom_bytes
+        missing = -self.free[rank]
+        return float(missing) if missing > (1 - HEADROOM_LOW) * headroom else 0.0
+
+    def _promote(self, rising: _Stock, size: Floats, rank: int) -> None:
+        self.promotions.append(_Batch(rising, size, np.full(len(size), rank)))
+        self._spend(rising, size)
+        self.free[rank] -= size.sum()
+
+    def _demote(self, sinking: _Stock, size: Floats, rank: int) -> None:
+        """Sends what makes way to the next tier below that has room for it."""
+        for lower in range(rank + 1, len(self.rooms)):
+            sent = _up_to(size, self.free[lower])
+            self.demotions.append(_Batch(sinking, sent, np.full(len(sent), lower)))
+            self._spend(sinking, sent)
+            self.free[lower] -= sent.sum()
+            size = size - sent
+
+    def _spend(self, stock: _Stock, size: Floats) -> None:
+        self.bytes[stock.piece, stock.tier] -= size
+        self.budget_bytes -= size.sum()
+
+
+@dataclass(frozen=True, slots=True, kw_only=False)
+class _Batch:
+    stock: _Stock
+    size: Floats
+    destination: NDArray[np.intp]
+
+
+def _up_to(size: Floats, limit: "Floats | float") -> Floats:
+    """Returns how much of each size is taken, in order, while the sum stays within the limit."""
+    before = np.cumsum(size) - size
+    taken = np.clip(limit - before, 0.0, size)
+    return np.asarray(np.where(taken >= PAGE_BYTES, taken, 0.0), np.float64)
+
+
+def _affordable(budget_bytes: float, room_bytes: float) -> float:
+    """Returns how much may be promoted where each byte beyond the room costs a demotion too."""
+    room = max(room_bytes, 0.0)
+    return budget_bytes if budget_bytes <= room else (budget_bytes + room) / 2
+
+
+def _moves(
+    pieces: NDArray[np.void], owner: NDArray[np.intp], batches: Sequence[_Batch]
+) -> NDArray[np.void]:
+    parts = []
+    for batch in batches:
+        made = np.flatnonzero(batch.size)
+        stock = batch.stock.take(made)
+        part = np.zeros(len(made), MOVE)
+        part["target"] = owner[stock.piece]
+        part["source"], part["destination"] = stock.tier, batch.destination[made]
+        part["start"], part["end"] = pieces["start"][stock.piece], pieces["end"][stock.piece]
+        part["bytes"] = batch.size[made]
+        part["gain"] = stock.heat
+        parts.append(part)
+    return np.concatenate(parts)
