@@ -230,10 +230,14 @@ MOVE = np.dtype(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A process and its pieces (dtype PIECE), sorted and disjoint."""
+    """A process and its pieces (dtype PIECE), sorted and disjoint.
+
+    `ceiling` is the heat above which its samples cannot tell pieces apart.
+    """
 
     pid: Pid
     pieces: NDArray[np.void]
+    ceiling: float
 
 
 class Kept(StrEnum):

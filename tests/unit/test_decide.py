@@ -62,9 +62,10 @@ def decide(
     *,
     budget_pages: int = 1 << 20,
     now_s: float = 0.0,
+    ceiling: float = np.inf,
 ) -> Plan:
     return plan(
-        [Target(pid=Pid(1), pieces=made)],
+        [Target(pid=Pid(1), pieces=made, ceiling=ceiling)],
         room,
         POLICY,
         now_s=now_s,
@@ -184,6 +185,13 @@ def test_what_does_not_pay_back_beyond_doubt_stays(times: float, moves: int) -> 
     assert len(decide(pieces((0, 9, times * least, [0, 1])), rooms(99, 99)).moves) == moves
 
 
+def test_what_is_hot_beyond_measure_moves_whatever_it_costs() -> None:
+    least = worthwhile(POLICY, POLICY.latency_gap_ns)
+    lukewarm = pieces((0, 9, 0.5 * least, [0, 1]))
+    assert not len(decide(lukewarm, rooms(99, 99), ceiling=0.6 * least * 4).moves)
+    assert len(decide(lukewarm, rooms(99, 99), ceiling=0.1 * least * 4).moves)
+
+
 def test_a_costlier_move_needs_hotter_bytes() -> None:
     cheap, dear = (worthwhile(replace(POLICY, move_cost_ns=ns), 100) for ns in (1e3, 1e5))
     assert dear == pytest.approx(100 * cheap)
@@ -206,6 +214,13 @@ def test_headroom_is_restored_from_cold_bytes_only() -> None:
     assert pages_moved(made, 0, 1) == 100
     enough = decide(cold_and_hot, rooms(80, 1000, headroom_pages=150))
     assert not len(enough.moves)
+
+
+def test_a_deep_shortage_is_mended_before_anything_rises() -> None:
+    made = decide(
+        pieces((0, 900, 0, [1]), (900, 100, HOT, [0, 1])), rooms(-300, 1000), budget_pages=200
+    )
+    assert (pages_moved(made, 0, 1), pages_moved(made, 1, 0)) == (200, 0)
 
 
 def test_nothing_is_demoted_into_a_full_tier() -> None:
@@ -255,8 +270,8 @@ def test_the_order_of_input_does_not_matter(
     heats = np.arange(1, len(made) + 1) * HOT / 7
     made["short"] = made["long"] = np.random.default_rng(seed).permutation(heats)
     targets = [
-        Target(pid=Pid(1), pieces=made[:split]),
-        Target(pid=Pid(2), pieces=made[split:]),
+        Target(pid=Pid(1), pieces=made[:split], ceiling=np.inf),
+        Target(pid=Pid(2), pieces=made[split:], ceiling=np.inf),
     ]
 
     def moved(order: list[Target]) -> set[tuple[int, ...]]:

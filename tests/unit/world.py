@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tierd.decide.heat import fold
+from tierd.decide.heat import ceiling, fold
 from tierd.decide.placement import plan
 from tierd.decide.settle import settle
 from tierd.model import (
@@ -102,10 +102,11 @@ class World:
 
     def round(self, budget_pages: int = 1 << 20) -> Plan:
         self.now_s += AGGREGATION_S
-        self.pieces = fold(self.pieces, self.sample(), mapped(len(self.rate)), self.policy)
+        accesses = self.sample()
+        self.pieces = fold(self.pieces, accesses, mapped(len(self.rate)), self.policy)
         self.probe()
         made = plan(
-            [Target(pid=Pid(1), pieces=self.pieces)],
+            [Target(pid=Pid(1), pieces=self.pieces, ceiling=ceiling(accesses))],
             self.rooms(),
             self.policy,
             now_s=self.now_s,

@@ -36,8 +36,12 @@ def rates(accesses: Accesses) -> NDArray[np.float32]:
     """
     most = accesses.max_accesses
     share = np.minimum(accesses.regions["nr_accesses"] / most, 1 - 1 / (2 * most))
-    per_page_s = -np.log1p(-share) / accesses.sample_s
-    return np.asarray(per_page_s / PAGE_BYTES, np.float32)
+    return np.asarray(-np.log1p(-share) / accesses.sample_s / PAGE_BYTES, np.float32)
+
+
+def ceiling(accesses: Accesses) -> float:
+    """Returns the rate of a region that was seen in every interval; its true one may be higher."""
+    return math.log(2 * accesses.max_accesses) / accesses.sample_s / PAGE_BYTES
 
 
 def score(pieces: NDArray[np.void]) -> NDArray[np.float32]:

@@ -9,7 +9,8 @@ stays: cold bytes in fast memory are left there until somebody needs the room.
 What rises is taken at the heat it has beyond doubt, what makes way at the heat it seems to have.
 The margin between them has two parts. A move must pay back its cost within a horizon (both moves'
 cost, where one makes way for the other); and a byte must be `hysteresis` times as hot as the one it
-displaces, so that near-equals don't swap places.
+displaces, so that near-equals don't swap places. How hot the hottest bytes really are, sampling
+cannot tell; so a byte near that ceiling is worth a move whatever the move costs.
 """
 
 from collections.abc import Sequence
@@ -31,6 +32,9 @@ from tierd.model import (
 
 Floats = NDArray[np.float64]
 
+NEAR_CEILING = 0.25
+"""Share of the samples' ceiling from which a piece counts as hot beyond measure."""
+
 HEADROOM_LOW = 0.5
 """Cold bytes are demoted once free memory falls below this share of the headroom."""
 
@@ -43,6 +47,7 @@ class _Stock:
     tier: NDArray[np.intp]
     size: Floats
     heat: Floats
+    margin: Floats
 
     def take(self, index: NDArray[np.intp]) -> "_Stock":
         return _Stock(
@@ -50,6 +55,7 @@ class _Stock:
             tier=self.tier[index],
             size=self.size[index],
             heat=self.heat[index],
+            margin=self.margin[index],
         )
 
 
@@ -74,7 +80,8 @@ def plan(
     if pieces is None or not len(pieces) or len(rooms) < 2:
         return Plan(pids=tuple(t.pid for t in targets), moves=np.zeros(0, MOVE))
     owner = np.repeat(np.arange(len(targets)), [len(t.pieces) for t in targets])
-    step = _Steps(pieces, rooms, policy, now_s, float(budget_bytes))
+    ceiling = np.repeat([t.ceiling for t in targets], [len(t.pieces) for t in targets])
+    step = _Steps(pieces, ceiling, rooms, policy, now_s, float(budget_bytes))
     for rank in range(len(rooms) - 1):
         step.fill(rank)
     return Plan(
@@ -95,6 +102,7 @@ class _Steps:
     def __init__(
         self,
         pieces: NDArray[np.void],
+        ceiling: Floats,
         rooms: Sequence[TierRoom],
         policy: Policy,
         now_s: float,
@@ -104,6 +112,7 @@ class _Steps:
         self.bytes = length[:, None] * pieces["resident"][:, : len(rooms)]
         self.heat = score(pieces).astype(np.float64)
         self.assured = assured(pieces, policy).astype(np.float64)
+        self.ceiling = ceiling
         self.held = pieces["held_until_s"] > now_s
         self.rooms = rooms
         self.free = np.array([float(room.free_bytes - room.headroom_bytes) for room in rooms])
@@ -116,31 +125,32 @@ class _Steps:
     def fill(self, rank: int) -> None:
         """Plans the moves between tier `rank` and those below it."""
         rising, sinking = self._rising(rank), self._sinking(rank)
-        gain_from = worthwhile(self.policy, self._gap_ns(rank))
         room = self.free[rank]
         below = float(np.maximum(self.free[rank + 1 :], 0).sum())
 
         displaced = np.cumsum(sinking.size)
-        yields_to = np.minimum(rising.heat / self.policy.hysteresis, rising.heat - 2 * gain_from)
+        yields_to = np.minimum(
+            rising.heat / self.policy.hysteresis, rising.heat - 2 * rising.margin
+        )
         victims = np.searchsorted(sinking.heat, yields_to, "right")
         makes_way = np.where(victims > 0, displaced[victims - 1], 0.0) if len(displaced) else 0.0
         available = room + np.minimum(makes_way, below)
         wanted = _up_to(rising.size, available)
         promoted = _up_to(wanted, _affordable(self.budget_bytes, room))
-        evicted = max(promoted.sum() - room if promoted.any() else 0.0, self._shortfall(rank))
-        cold = np.searchsorted(sinking.heat, gain_from) if not promoted.any() else len(displaced)
-        demoted = _up_to(sinking.size[:cold], min(evicted, below, self.budget_bytes))
+        evicted = max(promoted.sum() - room if wanted.any() else 0.0, self._shortfall(rank))
+        if not wanted.any():
+            sinking = sinking.take(np.flatnonzero(sinking.heat < sinking.margin))
+        demoted = _up_to(sinking.size, min(evicted, below, self.budget_bytes - promoted.sum()))
 
         self.kept[Kept.NO_ROOM] += rising.size.sum() - wanted.sum()
         self.kept[Kept.BUDGET] += wanted.sum() - promoted.sum()
         self._promote(rising, promoted, rank)
-        self._demote(sinking.take(np.arange(cold)), demoted, rank)
+        self._demote(sinking, demoted, rank)
 
     def _rising(self, rank: int) -> _Stock:
         """Bytes below the tier that are worth a move up, hottest first."""
-        stock = self._stock(range(rank + 1, len(self.rooms)), self.assured)
-        gain_from = worthwhile(self.policy, self._gap_ns(rank))
-        hot = stock.heat >= gain_from
+        stock = self._stock(range(rank + 1, len(self.rooms)), rank, self.assured)
+        hot = stock.heat >= stock.margin
         held = self.held[stock.piece]
         self.kept[Kept.HELD] += stock.size[hot & held].sum()
         stock = stock.take(np.flatnonzero(hot & ~held))
@@ -148,11 +158,13 @@ class _Steps:
 
     def _sinking(self, rank: int) -> _Stock:
         """Bytes on the tier that may make way, coldest first."""
-        stock = self._stock(range(rank, rank + 1), self.heat)
+        stock = self._stock(range(rank, rank + 1), rank, self.heat)
         stock = stock.take(np.flatnonzero(~self.held[stock.piece]))
         return stock.take(np.lexsort((stock.piece, stock.heat)))
 
-    def _stock(self, ranks: range, heat: Floats) -> _Stock:
+    def _stock(self, ranks: range, rank: int, heat: Floats) -> _Stock:
+        """Bytes on some tiers, with the heat from which they are worth a place on tier `rank`."""
+        gain_from = worthwhile(self.policy, self._gap_ns(rank))
         columns = self.bytes[:, ranks.start : ranks.stop]
         piece, column = np.nonzero(columns >= PAGE_BYTES)
         return _Stock(
@@ -160,6 +172,7 @@ class _Steps:
             tier=column + ranks.start,
             size=columns[piece, column],
             heat=heat[piece],
+            margin=np.minimum(gain_from, NEAR_CEILING * self.ceiling[piece]),
         )
 
     def _gap_ns(self, rank: int) -> float:
@@ -210,8 +223,9 @@ def _up_to(size: Floats, limit: "Floats | float") -> Floats:
 
 def _affordable(budget_bytes: float, room_bytes: float) -> float:
     """Returns how much may be promoted where each byte beyond the room costs a demotion too."""
-    room = max(room_bytes, 0.0)
-    return budget_bytes if budget_bytes <= room else (budget_bytes + room) / 2
+    if budget_bytes <= room_bytes:
+        return budget_bytes
+    return max((budget_bytes + room_bytes) / 2, 0.0)
 
 
 def _moves(

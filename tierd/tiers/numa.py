@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiers made of NUMA nodes: how much room each has at this moment."""
+
+from collections.abc import Mapping, Sequence
+
+from tierd.model import NodeId, Tier, TierRoom
+
+
+def headroom_bytes(tier: Tier, percent: float) -> int:
+    """Returns what is kept free of a tier for new allocations, beyond the kernel's watermarks."""
+    return int(tier.capacity_bytes * percent / 100)
+
+
+def rooms(
+    tiers: Sequence[Tier], free_bytes: Mapping[NodeId, int], headroom_percent: float
+) -> list[TierRoom]:
+    """Returns the tiers' rooms, by rank.
+
+    Args:
+        tiers: by rank.
+        free_bytes: what each node's free lists hold above the zones' high watermarks.
+        headroom_percent: share of each tier that is to stay free.
+    """
+    return [
+        TierRoom(
+            rank=tier.rank,
+            capacity_bytes=tier.capacity_bytes,
+            free_bytes=sum(free_bytes.get(node, 0) for node in tier.nodes),
+            headroom_bytes=headroom_bytes(tier, headroom_percent),
+            latency_ns=tier.latency_ns,
+        )
+        for tier in tiers
+    ]
+
+
+def node_room_bytes(
+    tier: Tier, node: NodeId, free_bytes: Mapping[NodeId, int], headroom_percent: float
+) -> int:
+    """Returns what one node may still take: its share of the tier's headroom stays free."""
+    share = headroom_bytes(tier, headroom_percent) // len(tier.nodes)
+    return max(0, free_bytes.get(node, 0) - share)
