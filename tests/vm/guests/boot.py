@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boots guests: virtme-ng works out QEMU's command line, and QEMU runs as our own child.
+
+The guest's root is the host's, read-only over 9p; what it writes there goes to an overlay in the
+guest's memory. It boots straight into agent.py, and ends when that does. The kernel prints to the
+console's log and nowhere else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import queue
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from guests import accelerator, emulators, kernels, topology
+from guests.channel import Channel, ChannelClosed
+from guests.errors import GuestError, GuestLost
+from guests.guest import REPOSITORY, Facts, Guest, why_lost
+from guests.kernels import Kernel
+from guests.topology import Topology
+
+BOOT_TIMEOUT_S = 240
+"""An emulated guest is up within 20 s on an idle host; a busy one gets its time."""
+PROBE_TIMEOUT_S = 30
+"""Under KVM that works, a guest is up within 5 s."""
+SETUP_TIMEOUT_S = 180
+
+PORT = "tierd.agent"
+
+OVERLAYS = ("/etc", "/home", "/opt", "/root", "/srv", "/tmp", "/usr", "/var")
+HIDDEN = ("/dev", "/proc", "/run", "/sys", "/var/cache", "/var/log", "/var/tmp")
+"""Folders that virtme-ng covers with empty ones in the guest."""
+
+KERNEL_OPTIONS = ("loglevel=4", "oops=panic")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """All that a boot needs from the host."""
+
+    topology: Topology
+    kernel: kernels.Installed
+    qemu: Path
+    busybox: Path
+    kvm: bool
+
+
+@contextmanager
+def boot(topology: Topology, kernel: Kernel = Kernel.LATEST) -> Iterator[Guest]:
+    """A guest with that memory under that kernel, set up for use; down when the block ends.
+
+    Raises:
+        GuestLost: it did not come up twice in a row; a boot that hangs is tried once more.
+        GuestPanic: its kernel panicked.
+        ArchiveError: what it is made of could not be fetched.
+    """
+    machine = prepare(topology, kernel)
+    console = console_log(f"{topology.name}-{machine.kernel.release}")
+    try:
+        with _up(machine, console) as guest:
+            yield guest
+            return
+    except BootHung as hung:
+        log.warning("%s; booting again", hung)
+    with _up(machine, console) as guest:
+        yield guest
+
+
+class BootHung(GuestLost):
+    """The guest did not come up in time."""
+
+
+def prepare(topology: Topology, kernel: Kernel) -> Machine:
+    """Fetches what is missing, and finds out about KVM."""
+    _check_visible(REPOSITORY, "the repository")
+    machine = Machine(
+        topology=topology,
+        kernel=kernels.fetch(kernel),
+        qemu=emulators.fetch(topology.emulator),
+        busybox=emulators.fetch_busybox(),
+        kvm=False,
+    )
+    _check_visible(machine.kernel.image, "the cache (see $TIERD_CACHE)")
+    return dataclasses.replace(machine, kvm=accelerator.kvm_works(lambda: _boots_on_kvm(machine)))
+
+
+def console_log(name: str) -> Path:
+    """A file for a console, which outlives the guest."""
+    folder = REPOSITORY / ".out" / "consoles"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{name}-{time.strftime('%H%M%S')}-{os.getpid()}.log"
+
+
+@contextmanager
+def _up(machine: Machine, console: Path) -> Iterator[Guest]:
+    with _emulating(machine, console) as (emulator, channel):
+        _wait_ready(machine, emulator, channel, console, BOOT_TIMEOUT_S)
+        guest = Guest(machine.topology, emulator, channel, console)
+        guest.facts = _set_up(guest, machine)
+        yield guest
+
+
+def _boots_on_kvm(machine: Machine) -> bool:
+    probe = dataclasses.replace(machine, topology=topology.flat(), kvm=True)
+    console = console_log("kvm-probe")
+    with _emulating(probe, console) as (emulator, channel):
+        try:
+            _wait_ready(probe, emulator, channel, console, PROBE_TIMEOUT_S)
+        except GuestError:
+            return False
+        return True
+
+
+def _wait_ready(
+    machine: Machine,
+    emulator: subprocess.Popen[bytes],
+    channel: Channel,
+    console: Path,
+    timeout: float,
+) -> None:
+    name = machine.topology.name
+    try:
+        channel.wait_ready(timeout)
+    except ChannelClosed:
+        raise why_lost(name, emulator.wait(), console) from None
+    except queue.Empty:
+        raise BootHung(f"guest {name} was not up after {timeout} s", console) from None
+
+
+@contextmanager
+def _emulating(
+    machine: Machine, console: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], Channel]]:
+    """QEMU runs inside the block, and its end of the channel is the guest's port."""
+    ours, theirs = socket.socketpair()
+    with tempfile.TemporaryDirectory(prefix="tierd-vm-") as scratch:
+        with theirs:
+            command = _command(machine, Path(scratch), theirs.fileno())
+            emulator = _start(command, theirs.fileno(), console)
+        channel = Channel(ours)
+        try:
+            yield emulator, channel
+        finally:
+            # Nothing in a guest is worth an orderly shutdown.
+            emulator.kill()
+            emulator.wait()
+            channel.close()
+
+
+def _start(command: list[str], descriptor: int, console: Path) -> subprocess.Popen[bytes]:
+    # setpriv: if we are killed, so is QEMU.
+    command = ["setpriv", "--pdeathsig", "KILL", *command]
+    with console.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=[descriptor],
+            start_new_session=True,
+        )
+
+
+def _command(machine: Machine, scratch: Path, descriptor: int) -> list[str]:
+    """QEMU's command line, as virtme-ng would run it."""
+    virtme: list[str | Path] = [
+        _beside_python("virtme-run"),
+        *("--kimg", machine.kernel.image, "--mods", "auto"),
+        *("--qemu-bin", machine.qemu, "--busybox", machine.busybox),
+        *("--name", "tierd-guest"),
+        *("--force-9p", "--disable-microvm", "--disable-kvm", "--show-boot-console"),
+        *(f"--overlay-rwdir={folder}" for folder in _overlays()),
+        *(f"--kopt={option}" for option in KERNEL_OPTIONS),
+        *("--script-sh", _agent_command()),
+        *("--save-initramfs", scratch / "initramfs"),
+        *("--dry-run", "--show-command"),
+    ]
+    shown = subprocess.run(
+        virtme,
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if shown.returncode != 0:
+        raise GuestError(f"virtme-run: {shown.stderr or shown.stdout}")
+    return [
+        *shlex.split(shown.stdout.splitlines()[-1]),
+        *accelerator.arguments(kvm=machine.kvm),
+        *("-chardev", f"socket,id=agent,fd={descriptor}"),
+        *("-device", "virtio-serial-pci"),
+        *("-device", f"virtserialport,chardev=agent,name={PORT}"),
+        # Last, as QEMU would plug later devices into a CXL host bridge.
+        *machine.topology.arguments(),
+    ]
+
+
+def _agent_command() -> str:
+    agent = Path(__file__).with_name("agent.py")
+    # -S and -E spare the import of site-packages over 9p.
+    return shlex.join([_python(), "-S", "-E", str(agent), f"/dev/virtio-ports/{PORT}"])
+
+
+def _python() -> str:
+    """The interpreter itself, without the virtual environment around it."""
+    return str(Path(sys.executable).resolve())
+
+
+def _beside_python(program: str) -> Path:
+    """A program of the virtual environment that we run in."""
+    found = Path(sys.prefix) / "bin" / program
+    if not found.exists():
+        raise GuestError(f"{found} is missing: run ./scripts/setup vm and use .venv/bin/python")
+    return found
+
+
+def _overlays() -> list[str]:
+    folders = [folder for folder in OVERLAYS if Path(folder).is_dir()]
+    inside = any(REPOSITORY.is_relative_to(folder) for folder in folders)
+    return folders if inside else [*folders, str(REPOSITORY)]
+
+
+def _check_visible(path: Path, what: str) -> None:
+    for folder in HIDDEN:
+        if path.is_relative_to(folder):
+            raise GuestError(f"{what} is below {folder}, which guests don't see: move it elsewhere")
+
+
+def _set_up(guest: Guest, machine: Machine) -> Facts:
+    """Lets provision.py bring the memory online in the guest, and takes its report."""
+    script = Path(__file__).with_name("provision.py")
+    done = guest.run(
+        [_python(), "-S", "-E", script, *machine.topology.provisioning()], timeout=SETUP_TIMEOUT_S
+    )
+    release, fast, slow = done.stdout.splitlines()
+    return Facts(
+        release=release,
+        fast=tuple(map(int, fast.split())),
+        slow=tuple(map(int, slow.split())),
+        kvm=machine.kvm,
+    )

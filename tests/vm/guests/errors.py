@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong with a guest, kept apart from what can go wrong in a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class GuestError(Exception):
+    """The base of all of them: the guest, not what was tested in it, is at fault."""
+
+
+class ArchiveError(GuestError):
+    """A kernel or an emulator could not be fetched from Debian's archive."""
+
+
+class GuestLost(GuestError):
+    """The guest ended, hung or never came up; carries the tail of its console."""
+
+    def __init__(self, what: str, console: Path) -> None:
+        super().__init__(f"{what}; its console ends with:\n{tail(console)}\n(all of it: {console})")
+        self.console = console
+
+
+class GuestPanic(GuestLost):
+    """The guest's kernel panicked."""
+
+
+class CommandFailed(GuestError):
+    """A command that had to succeed in the guest did not."""
+
+
+class CommandTimeout(CommandFailed):
+    """A command took longer than it was given, in a guest that is otherwise well."""
+
+
+def tail(console: Path, lines: int = 40) -> str:
+    """The last lines of a console's log, or a word that there are none."""
+    try:
+        text = console.read_text(errors="replace")
+    except FileNotFoundError:
+        return "(no console)"
+    return "\n".join(text.splitlines()[-lines:]) or "(nothing was printed)"

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guest that is up: runs commands in it, reads and writes its files."""
+
+from __future__ import annotations
+
+import os
+import queue
+import shlex
+import signal as signals
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from guests.channel import Channel, ChannelClosed, Conversation, Message, decode, encode
+from guests.errors import CommandFailed, CommandTimeout, GuestLost, GuestPanic
+from guests.topology import Topology
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+PING_TIMEOUT_S = 60
+"""An agent that takes longer for a word has hung; a busy emulated guest takes a few seconds."""
+
+PANICKED = ("Kernel panic - not syncing", "---[ end Kernel panic")
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A command that has ended: its exit status, or minus the signal that killed it."""
+
+    argv: tuple[str, ...]
+    rc: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the guest turned out to be."""
+
+    release: str
+    fast: tuple[int, ...]
+    """The nodes with CPUs."""
+    slow: tuple[int, ...]
+    """The nodes with memory alone."""
+    kvm: bool
+
+
+class Process:
+    """A command that runs in the guest."""
+
+    def __init__(self, guest: Guest, argv: tuple[str, ...], conversation: Conversation) -> None:
+        self._guest = guest
+        self._argv = argv
+        self._conversation = conversation
+        self._streams = {"stdout": b"", "stderr": b""}
+        self._lines_read = 0
+        self.rc: int | None = None
+
+    @property
+    def stdout(self) -> str:
+        """All that it has printed so far."""
+        return self._streams["stdout"].decode(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        """All that it has complained of so far."""
+        return self._streams["stderr"].decode(errors="replace")
+
+    @property
+    def output(self) -> str:
+        """Both, for people."""
+        return self.stdout + self.stderr
+
+    def readline(self, timeout: float = 60) -> str:
+        """The next line of stdout without its end.
+
+        Raises:
+            EOFError: the command ended without another line.
+            CommandTimeout: no line came in `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            lines = self._streams["stdout"].split(b"\n")
+            if self._lines_read < len(lines) - 1:
+                self._lines_read += 1
+                return lines[self._lines_read - 1].decode(errors="replace")
+            if self.rc is not None:
+                raise EOFError(f"{shlex.join(self._argv)} ended with {self.rc}: {self.stderr}")
+            self._advance(deadline, f"no line in {timeout} s")
+
+    def wait(self, timeout: float = 60) -> Completed:
+        """Waits for its end.
+
+        Raises:
+            CommandTimeout: it runs on; signal it or wait again.
+        """
+        deadline = time.monotonic() + timeout
+        while self.rc is None:
+            self._advance(deadline, f"still running after {timeout} s")
+        return Completed(self._argv, self.rc, self.stdout, self.stderr)
+
+    def signal(self, number: int, *, group: bool = False) -> None:
+        """Sends a signal to it, or to all of its process group."""
+        self._conversation.send(op="signal", signal=int(number), group=group)
+
+    def _advance(self, deadline: float, complaint: str) -> None:
+        try:
+            message = self._guest.receive(self._conversation, deadline - time.monotonic())
+        except queue.Empty:
+            self._guest.ping()
+            raise CommandTimeout(f"{shlex.join(self._argv)}: {complaint}\n{self.output}") from None
+        self._take(message)
+
+    def _take(self, message: Message) -> None:
+        if message["op"] == "output":
+            self._streams[message["stream"]] += decode(message["data"])
+        else:
+            self.rc = message["status"]
+
+
+class Guest:
+    """A guest that is up. Commands run as root in the repository, its .venv first on PATH."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        emulator: subprocess.Popen[bytes],
+        channel: Channel,
+        console: Path,
+    ) -> None:
+        self.topology = topology
+        self.console = console
+        self._emulator = emulator
+        self._channel = channel
+        self.facts = Facts(release="", fast=(), slow=(), kvm=False)
+
+    def start(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path = REPOSITORY,
+    ) -> Process:
+        """Starts a command; any number may run at once."""
+        words = tuple(str(word) for word in argv)
+        conversation = self._channel.open(
+            op="spawn", argv=words, cwd=str(cwd), env={**_environment(), **(env or {})}
+        )
+        return Process(self, words, conversation)
+
+    def run(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        timeout: float = 60,
+        check: bool = True,
+        env: Mapping[str, str] | None = None,
+        cwd: Path = REPOSITORY,
+    ) -> Completed:
+        """Runs a command to its end.
+
+        Raises:
+            CommandFailed: `check` is set and its exit status isn't 0.
+            CommandTimeout: it took longer than `timeout` seconds, and was killed.
+            OSError: it could not be started.
+        """
+        process = self.start(argv, env=env, cwd=cwd)
+        try:
+            done = process.wait(timeout)
+        except CommandTimeout:
+            process.signal(signals.SIGKILL, group=True)
+            raise
+        if check and done.rc != 0:
+            raise CommandFailed(
+                f"{shlex.join(done.argv)} ended with {done.rc}\n{done.stdout}{done.stderr}"
+            )
+        return done
+
+    def read(self, path: str | Path) -> bytes:
+        """A file's content; files of /proc and /sys too."""
+        return decode(self._ask(op="read", path=str(path))["data"])
+
+    def write(self, path: str | Path, data: bytes) -> None:
+        """Makes `data` a file's content, in one write, as sysfs wants it."""
+        self._ask(op="write", path=str(path), data=encode(data))
+
+    def leftovers(self) -> list[str]:
+        """The command lines of all processes that commands have left behind; kills them."""
+        found: list[str] = self._ask(op="leftovers")["processes"]
+        return found
+
+    def ping(self) -> None:
+        """Returns if the guest is alive.
+
+        Raises:
+            GuestLost: it isn't.
+        """
+        self._ask(op="ping")
+
+    def receive(self, conversation: Conversation, timeout: float | None) -> Message:
+        """The next answer to a request; a guest that ended is an error of its own."""
+        try:
+            return conversation.receive(None if timeout is None else max(timeout, 0))
+        except ChannelClosed:
+            raise self._lost() from None
+
+    def _ask(self, **request: object) -> Message:
+        conversation = self._channel.open(**request)
+        try:
+            return self.receive(conversation, PING_TIMEOUT_S)
+        except queue.Empty:
+            raise GuestLost(
+                f"the guest {self.topology.name} has hung: no answer in {PING_TIMEOUT_S} s",
+                self.console,
+            ) from None
+        finally:
+            conversation.end()
+
+    def _lost(self) -> GuestLost:
+        try:
+            status = self._emulator.wait(PING_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return GuestLost(f"the agent in guest {self.topology.name} ended", self.console)
+        return why_lost(self.topology.name, status, self.console)
+
+
+def why_lost(name: str, status: int, console: Path) -> GuestLost:
+    """The error for an emulator that has ended."""
+    text = console.read_text(errors="replace")
+    if any(mark in text for mark in PANICKED):
+        return GuestPanic(f"the kernel of guest {name} panicked", console)
+    return GuestLost(f"the guest {name} ended, QEMU with status {status}", console)
+
+
+def _environment() -> dict[str, str]:
+    path = f"{REPOSITORY}/.venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    passed_on = {name: value for name, value in os.environ.items() if name.startswith("TIERD_")}
+    return {
+        **passed_on,
+        "HOME": "/root",
+        "LANG": "C.UTF-8",
+        "PATH": path,
+        "PYTHONPATH": f"{REPOSITORY}/tests/vm",
+    }

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory that a guest is given, as a value, and that value as QEMU's arguments.
+
+Follows QEMU's docs/system/devices/cxl.rst and docs/nvdimm.txt. A cxl guest of one device has
+
+    -device pxb-cxl,bus_nr=12,bus=pcie.0,id=cxl.0     a host bridge
+    -device cxl-rp,bus=cxl.0,id=rp0,chassis=0,slot=2  its root port
+    -device cxl-type3,bus=rp0,volatile-memdev=vmem0   the memory
+    -M cxl-fmw.0.targets.0=cxl.0,cxl-fmw.0.size=4G    where the host may map it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+MIN_REGION_MIB = 256
+"""CXL regions, and the capacity of a device, come in multiples of 256 MiB."""
+
+
+class Kind(StrEnum):
+    """What lies beside the first node's DRAM."""
+
+    CXL = "cxl"
+    """CXL type-3 devices: a lower memory tier behind the kernel's CXL drivers."""
+    SLOW_NODE = "slow-node"
+    """An NVDIMM as system RAM: a lower memory tier at the speed of DRAM."""
+    NUMA = "numa"
+    """A second node without CPUs, in the same memory tier as the first."""
+    FLAT = "flat"
+    """Nothing: one node."""
+
+
+class Emulator(StrEnum):
+    """The QEMU that emulates, by its major version."""
+
+    SLOW = "10"
+    """Emulates each access to CXL memory: some 50 times slower than DRAM."""
+    FAST = "11"
+    """Maps a CXL device that isn't interleaved: as fast as DRAM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """A machine's memory.
+
+    `slow_mib` has the size of each device of slow memory: of one or two for cxl, of one for
+    slow-node and numa, of none for flat. Two CXL devices become two regions, each a node of its
+    own, or one region if they are `interleaved`.
+    """
+
+    kind: Kind
+    memory_mib: int = 2048
+    slow_mib: tuple[int, ...] = (512,)
+    interleaved: bool = False
+    emulator: Emulator = Emulator.SLOW
+    cpus: int = 2
+    numa_balancing: bool = False
+
+    def __post_init__(self) -> None:
+        wanted = {Kind.CXL: (1, 2), Kind.FLAT: (0,)}.get(self.kind, (1,))
+        if len(self.slow_mib) not in wanted:
+            raise ValueError(f"a {self.kind} guest has no {len(self.slow_mib)} slow devices")
+        if self.kind is Kind.CXL and any(size % MIN_REGION_MIB for size in self.slow_mib):
+            raise ValueError(f"CXL devices come in multiples of {MIN_REGION_MIB} MiB")
+        if self.interleaved and len(set(self.slow_mib)) * 2 != len(self.slow_mib):
+            raise ValueError("interleaving takes two devices of one size")
+
+    @property
+    def name(self) -> str:
+        """A short name, unique among the topologies in use, for test ids and file names."""
+        sizes = "+".join(str(size) for size in self.slow_mib)
+        parts = [str(self.kind), f"{self.memory_mib}", sizes, f"qemu{self.emulator}"]
+        if self.interleaved:
+            parts.append("interleaved")
+        if self.cpus != 2:
+            parts.append(f"{self.cpus}cpus")
+        if self.numa_balancing:
+            parts.append("balancing")
+        return "-".join(part for part in parts if part)
+
+    def arguments(self) -> list[str]:
+        """QEMU's arguments for the machine, its CPUs and all of its memory."""
+        machine = {
+            Kind.CXL: _cxl,
+            Kind.SLOW_NODE: _slow_node,
+            Kind.NUMA: _numa,
+            Kind.FLAT: _flat,
+        }[self.kind]
+        return ["-smp", str(self.cpus), *machine(self)]
+
+    def provisioning(self) -> list[str]:
+        """The arguments of provision.py, which brings the memory online."""
+        options = [str(self.kind), f"--devices={len(self.slow_mib)}"]
+        if self.interleaved:
+            options.append("--interleaved")
+        if self.numa_balancing:
+            options.append("--numa-balancing")
+        return options
+
+
+def cxl(*slow_mib: int, interleaved: bool = False, emulator: Emulator = Emulator.SLOW) -> Topology:
+    """A guest with one or two CXL devices of the given sizes."""
+    return Topology(
+        kind=Kind.CXL, slow_mib=slow_mib or (512,), interleaved=interleaved, emulator=emulator
+    )
+
+
+def slow_node(*, memory_mib: int = 1024, slow_mib: int = 1024) -> Topology:
+    """A guest whose NVDIMM is a lower tier at RAM speed."""
+    return Topology(kind=Kind.SLOW_NODE, memory_mib=memory_mib, slow_mib=(slow_mib,))
+
+
+def numa(*, memory_mib: int = 1024, slow_mib: int = 1024) -> Topology:
+    """A guest of two nodes in one memory tier."""
+    return Topology(kind=Kind.NUMA, memory_mib=memory_mib, slow_mib=(slow_mib,))
+
+
+def flat() -> Topology:
+    """A guest of one node."""
+    return Topology(kind=Kind.FLAT, slow_mib=())
+
+
+def _cxl(topology: Topology) -> list[str]:
+    arguments = ["-machine", "q35,cxl=on,hmat=on"]
+    # With CPUID's hypervisor bit set, x86 refuses to flush caches by range, and committing a
+    # region fails with ENXIO (drivers/cxl/core/region.c: cxl_region_invalidate_memregion).
+    arguments += ["-cpu", "max,hypervisor=off"]
+    arguments += ["-m", f"{topology.memory_mib}M,maxmem=16G,slots=8"]
+    for index, size_mib in enumerate(topology.slow_mib):
+        arguments += _cxl_device(index, size_mib)
+    return arguments + _cxl_windows(topology)
+
+
+def _cxl_device(index: int, size_mib: int) -> list[str]:
+    bridge = f"pxb-cxl,bus_nr={12 + 40 * index},bus=pcie.0,id=cxl.{index}"
+    port = f"cxl-rp,port={index},bus=cxl.{index},id=rp{index},chassis={index},slot={2 + index}"
+    return [
+        *("-object", f"memory-backend-ram,id=vmem{index},size={size_mib}M"),
+        *("-device", bridge),
+        *("-device", port),
+        *("-device", f"cxl-type3,bus=rp{index},volatile-memdev=vmem{index},id=mem{index}"),
+    ]
+
+
+def _cxl_windows(topology: Topology) -> list[str]:
+    """Windows of host addresses: one for all devices if interleaved, else one a device.
+
+    The kernel gives each window one NUMA node (drivers/acpi/numa/srat.c: acpi_parse_cfmws).
+    """
+    bridges = range(len(topology.slow_mib))
+    if topology.interleaved:
+        targets = ",".join(f"cxl-fmw.0.targets.{bridge}=cxl.{bridge}" for bridge in bridges)
+        return ["-M", f"{targets},cxl-fmw.0.size=4G"]
+    windows = [
+        f"cxl-fmw.{bridge}.targets.0=cxl.{bridge},cxl-fmw.{bridge}.size=4G" for bridge in bridges
+    ]
+    return ["-M", ",".join(windows)]
+
+
+def _slow_node(topology: Topology) -> list[str]:
+    (slow_mib,) = topology.slow_mib
+    return [
+        *("-machine", "q35,nvdimm=on"),
+        *("-cpu", "max"),
+        *("-m", f"{topology.memory_mib}M,slots=4,maxmem=16G"),
+        *_first_node(topology),
+        *("-numa", "node,nodeid=1"),
+        *("-object", f"memory-backend-ram,id=slow,size={slow_mib}M"),
+        *("-device", "nvdimm,id=nvdimm0,memdev=slow,node=1"),
+    ]
+
+
+def _numa(topology: Topology) -> list[str]:
+    (slow_mib,) = topology.slow_mib
+    return [
+        *("-machine", "q35"),
+        *("-cpu", "max"),
+        *("-m", f"{topology.memory_mib + slow_mib}M"),
+        *_first_node(topology),
+        *("-object", f"memory-backend-ram,id=slow,size={slow_mib}M"),
+        *("-numa", "node,nodeid=1,memdev=slow"),
+    ]
+
+
+def _first_node(topology: Topology) -> list[str]:
+    return [
+        *("-object", f"memory-backend-ram,id=fast,size={topology.memory_mib}M"),
+        *("-numa", f"node,nodeid=0,cpus=0-{topology.cpus - 1},memdev=fast"),
+    ]
+
+
+def _flat(topology: Topology) -> list[str]:
+    return ["-machine", "q35", "-cpu", "max", "-m", f"{topology.memory_mib}M"]
