@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node readers on the running kernel; numactl and sysfs are the oracles."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from tierd.kernel import nodes, zoneinfo
+from tierd.model import PAGE_BYTES
+
+
+def test_nodes_are_as_numactl_tells() -> None:
+    told = subprocess.run(["numactl", "--hardware"], capture_output=True, text=True, check=True)
+    cpus = {int(n): c.split() for n, c in re.findall(r"^node (\d+) cpus:(.*)$", told.stdout, re.M)}
+    sizes = dict(re.findall(r"^node (\d+) size: (\d+) MB$", told.stdout, re.M))
+    read = {node.id: node for node in nodes.read_nodes()}
+    assert read.keys() == cpus.keys()
+    for node_id, node in read.items():
+        assert list(map(str, node.cpus)) == cpus[node_id]
+        assert node.total_bytes >> 20 == int(sizes[str(node_id)])
+        assert node.distances[node_id] == 10
+
+
+def test_every_memory_block_is_in_a_range() -> None:
+    size = int(Path("/sys/devices/system/memory/block_size_bytes").read_text(), 16)
+    for node in nodes.read_nodes():
+        folder = Path(f"/sys/devices/system/node/node{node.id}")
+        blocks = [int(path.name.removeprefix("memory")) for path in folder.glob("memory[0-9]*")]
+        assert sum(map(len, node.blocks)) == len(blocks) * size
+        assert all(any(block * size in r for r in node.blocks) for block in blocks)
+
+
+def test_zones_add_up_to_the_nodes() -> None:
+    managed = dict.fromkeys((node.id for node in nodes.read_nodes()), 0)
+    for zone in zoneinfo.read_zones():
+        managed[zone.node] += zone.managed_pages * PAGE_BYTES
+    assert managed == {node.id: node.total_bytes for node in nodes.read_nodes()}
+
+
+def test_room_is_below_what_is_free() -> None:
+    free = sum(zone.free_pages for zone in zoneinfo.read_zones()) * PAGE_BYTES
+    assert 0 <= sum(zoneinfo.free_above_watermarks_bytes().values()) < free
+    assert free <= os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NUMA nodes: /sys/devices/system/node.
+
+Follows Documentation/ABI/stable/sysfs-devices-node and Documentation/admin-guide/mm/numaperf.rst.
+A machine with 512 MiB of CXL memory shows::
+
+    online                                      0-1
+    node1/cpulist                               (empty: memory alone)
+    node1/distance                              20 10
+    node1/meminfo                               Node 1 MemTotal:  524288 kB
+                                                Node 1 MemFree:   523264 kB
+    node1/access0/initiators/read_latency       150
+    node1/access0/initiators/read_bandwidth     10000
+    node1/access0/initiators/node0              (link)
+    node1/memory48                              (link to a block of block_size_bytes)
+    ../memory/block_size_bytes                  8000000
+
+access0 is the best initiator of any kind, access1 the best one with CPUs; both come from HMAT or
+CDAT, in ns and MB/s, and are absent where the firmware says nothing. A figure of 0 is unknown.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tierd.kernel import text
+from tierd.model import NodeId, Performance
+
+_NODES = Path("sys/devices/system/node")
+_BLOCK_SIZE = Path("sys/devices/system/memory/block_size_bytes")
+_MEMINFO_BYTES = 64 << 10
+_MEMINFO = re.compile(r"^Node \d+ (MemTotal|MemFree): +(\d+) kB$", re.MULTILINE)
+_BLOCK = re.compile(r"memory(\d+)")
+_MAX_NODES = 1024  # MAX_NUMNODES with NODES_SHIFT=10, the most that a kernel can be built for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumaNode:
+    """What sysfs tells of one online node. `blocks` are its memory blocks' physical ranges."""
+
+    id: NodeId
+    cpus: tuple[int, ...]
+    total_bytes: int
+    free_bytes: int
+    distances: Mapping[NodeId, int]
+    any_initiator: Performance | None
+    cpu_initiator: Performance | None
+    blocks: tuple[range, ...] = ()
+
+
+def read_nodes(root: Path = Path("/")) -> tuple[NumaNode, ...]:
+    """Reads every online node, in ascending order.
+
+    Returns nothing where the kernel has no NUMA support.
+
+    Raises:
+        UnexpectedContent: an attribute is not as documented.
+    """
+    online = text.read_ids(root / _NODES / "online") or ()
+    if online and online[-1] >= _MAX_NODES:
+        raise text.UnexpectedContent(root / _NODES / "online", str(online[-1]), "node ids")
+    return tuple(_read_node(root, NodeId(node), online) for node in online)
+
+
+def _read_node(root: Path, node: NodeId, online: tuple[int, ...]) -> NumaNode:
+    folder = root / _NODES / f"node{node}"
+    sizes = _read_meminfo(folder / "meminfo")
+    return NumaNode(
+        id=node,
+        cpus=text.read_ids(folder / "cpulist") or (),
+        total_bytes=sizes.get("MemTotal", 0),
+        free_bytes=sizes.get("MemFree", 0),
+        distances=_read_distances(folder / "distance", online),
+        any_initiator=_read_performance(folder / "access0/initiators"),
+        cpu_initiator=_read_performance(folder / "access1/initiators"),
+        blocks=_read_blocks(root, folder),
+    )
+
+
+def _read_meminfo(path: Path) -> dict[str, int]:
+    content = text.read(path, _MEMINFO_BYTES)
+    sizes = {name: int(kilobytes) << 10 for name, kilobytes in _MEMINFO.findall(content or "")}
+    if content and len(sizes) != 2:
+        raise text.UnexpectedContent(path, content, "MemTotal and MemFree in kB")
+    return sizes
+
+
+def _read_distances(path: Path, online: tuple[int, ...]) -> dict[NodeId, int]:
+    """One number for each online node, in their order (node_read_distance(), drivers/base)."""
+    content = text.read(path)
+    if not content:
+        return {}
+    words = content.split()
+    if len(words) != len(online) or not all(word.isdecimal() for word in words):
+        raise text.UnexpectedContent(path, content, f"{len(online)} distances")
+    return {NodeId(node): int(word) for node, word in zip(online, words, strict=True)}
+
+
+def _read_performance(folder: Path) -> Performance | None:
+    performance = Performance(
+        read_latency_ns=text.read_int(folder / "read_latency") or None,
+        write_latency_ns=text.read_int(folder / "write_latency") or None,
+        read_bandwidth_mbps=text.read_int(folder / "read_bandwidth") or None,
+        write_bandwidth_mbps=text.read_int(folder / "write_bandwidth") or None,
+    )
+    return None if performance == _UNKNOWN else performance
+
+
+_UNKNOWN = Performance(
+    read_latency_ns=None,
+    write_latency_ns=None,
+    read_bandwidth_mbps=None,
+    write_bandwidth_mbps=None,
+)
+
+
+def _read_blocks(root: Path, folder: Path) -> tuple[range, ...]:
+    """Returns the blocks as physical ranges. block_size_bytes is hexadecimal without 0x."""
+    size = text.read(root / _BLOCK_SIZE)
+    if not size:
+        return ()
+    try:
+        block_bytes = int(size, 16)
+    except ValueError:
+        raise text.UnexpectedContent(root / _BLOCK_SIZE, size, "a hexadecimal size") from None
+    names = (_BLOCK.fullmatch(entry.name) for entry in text.entries(folder))
+    starts = sorted(int(match[1]) * block_bytes for match in names if match is not None)
+    return _join(starts, block_bytes)
+
+
+def _join(starts: list[int], block_bytes: int) -> tuple[range, ...]:
+    ranges: list[range] = []
+    for start in starts:
+        first = ranges.pop().start if ranges and ranges[-1].stop == start else start
+        ranges.append(range(first, start + block_bytes))
+    return tuple(ranges)
