@@ -27,7 +27,7 @@ class Conflict(TierdError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing wrong in a configuration file."""
+    """One thing wrong in a configuration file; `key` is empty where it is the file as a whole."""
 
     file: str
     line: int | None
@@ -36,7 +36,7 @@ class Problem:
 
     def __str__(self) -> str:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
-        return f"{place}: {self.key}: {self.message}"
+        return f"{place}: {self.key}: {self.message}" if self.key else f"{place}: {self.message}"
 
 
 class ConfigError(TierdError):
