@@ -10,7 +10,6 @@
 
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/types.h>
 
 /* cffi: begin */
 
@@ -18,13 +17,208 @@
  * struct tierd_folio - one folio of a process, by the address of its first mapped page
  * @addr: virtual address, bytes
  * @pages: base pages that the folio spans in the mapping
- * @node: NUMA node when >= 0, else a negative errno of move_pages(2)
+ * @node: NUMA node when >= 0, TIERD_UNASKED before the first query, else a negative errno of
+ *        move_pages(2)
  */
 struct tierd_folio {
 	uint64_t addr;
 	uint32_t pages;
 	int32_t node;
 };
+
+#define TIERD_UNASKED -2147483647
+
+/**
+ * struct tierd_tally - what became of the folios of one call, in base pages
+ * @moved: on the destination now, elsewhere before
+ * @resident: on the destination before, so never passed to the kernel
+ * @absent: not present: never touched, swapped out, or device memory (-ENOENT)
+ * @busy: could not be isolated, or its migration failed (-EBUSY)
+ * @shared: mapped by another process too, and TIERD_MOVE_ALL was not given (-EACCES)
+ * @unmovable: zero page, special or vanished mapping (-EFAULT)
+ * @no_memory: not moved when the destination ran out of memory (@stopped is -ENOMEM)
+ * @left: not moved when the whole call was refused for any other reason (@stopped)
+ * @other: any other errno
+ * @stopped: negative errno that ended the work early, 0 when every folio was tried: -ESRCH the
+ *           process has exited, -EPERM no right to move its pages, -EACCES the destination lies
+ *           outside its cpuset, -ENODEV the destination has no memory, -ENOMEM it is full
+ */
+struct tierd_tally {
+	uint64_t moved;
+	uint64_t resident;
+	uint64_t absent;
+	uint64_t busy;
+	uint64_t shared;
+	uint64_t unmovable;
+	uint64_t no_memory;
+	uint64_t left;
+	uint64_t other;
+	int32_t stopped;
+};
+
+#define TIERD_MOVE_ALL 1
+
+/**
+ * tierd_list_folios() - list the folios with a present page in a range of another process
+ * @pagemap: an open /proc/PID/pagemap of a process that has memory
+ * @start: first byte, page-aligned
+ * @end: first byte behind the range, page-aligned
+ * @capacity: room in @ret_folios, at least 1
+ * @ret_folios: the folios by rising address, @node TIERD_UNASKED
+ * @ret_count: folios listed
+ * @ret_next: where to go on; @end or above when the range is done
+ *
+ * A huge page counts once, by its first address, also where the range cuts it. Base pages of a
+ * folio that is not mapped by a PMD count one each, since nothing tells them apart from outside.
+ * The zero page is left out.
+ *
+ * Return: 0, -ENOTTY before Linux 6.7, -EFAULT for a range outside user space, or another
+ * negative errno of ioctl(PAGEMAP_SCAN).
+ */
+int tierd_list_folios(int pagemap, uint64_t start, uint64_t end, uint32_t capacity,
+		      struct tierd_folio *ret_folios, uint32_t *ret_count, uint64_t *ret_next);
+
+/**
+ * tierd_query_nodes() - ask on which node each folio is
+ * @pid: whose folios
+ * @folios: each @node is set to the node or a negative errno
+ * @count: number of folios
+ *
+ * Return: 0, -ESRCH when the process has no memory (any more), or another negative errno of
+ * move_pages(2); folios before the failure are answered all the same.
+ */
+int tierd_query_nodes(int32_t pid, struct tierd_folio *folios, size_t count);
+
+/**
+ * tierd_move_folios() - move folios to one node
+ * @pid: whose folios
+ * @node: destination
+ * @batch_pages: at most so many base pages a call of move_pages(2), at least one folio
+ * @flags: 0, or TIERD_MOVE_ALL to move what other processes map too
+ * @folios: @node says where each is, as a query left it (TIERD_UNASKED is asked here), and
+ *          becomes the destination or a negative errno; those on the destination or with an
+ *          errno are passed over
+ * @count: number of folios
+ * @ret_tally: the same outcomes, counted
+ *
+ * Return: 0 also when the kernel refused (see tally's @stopped), -EINVAL for an impossible @pid,
+ * @node, @batch_pages or @flags, -ENOMEM when there is no memory for the batch's own arrays.
+ */
+int tierd_move_folios(int32_t pid, int32_t node, uint32_t batch_pages, uint32_t flags,
+		      struct tierd_folio *folios, size_t count, struct tierd_tally *ret_tally);
+
+/**
+ * struct tierd_layout - where damon:damon_aggregated keeps its fields, bytes into the raw record
+ * @target_id: u64, index of the target in its context
+ * @nr_regions: u32, regions of that target
+ * @start: u64, first byte of the region
+ * @end: u64, first byte behind the region
+ * @nr_accesses: u32, sampling intervals in which the region was found accessed
+ * @age: u32, aggregations for which the region has kept its access frequency
+ */
+struct tierd_layout {
+	uint32_t target_id;
+	uint32_t nr_regions;
+	uint32_t start;
+	uint32_t end;
+	uint32_t nr_accesses;
+	uint32_t age;
+};
+
+/**
+ * struct tierd_record - one region of one aggregation
+ * @time_ns: CLOCK_MONOTONIC, when the kernel wrote the record
+ * @lost: records lost between the previous one and this, so that a torn snapshot is known
+ *
+ * The rest is as in struct tierd_layout.
+ */
+struct tierd_record {
+	uint64_t time_ns;
+	uint64_t start;
+	uint64_t end;
+	uint64_t target_id;
+	uint32_t nr_regions;
+	uint32_t nr_accesses;
+	uint32_t age;
+	uint32_t lost;
+};
+
+/**
+ * struct tierd_cursor - how far a ring has been read
+ * @tail: bytes consumed, as in perf_event_mmap_page's data_tail
+ * @lost: records that the kernel could not write, ever
+ * @corrupt: stretches skipped since they could not be parsed, ever
+ * @gap: lost or skipped since the last decoded record, due in the next one's @lost
+ */
+struct tierd_cursor {
+	uint64_t tail;
+	uint64_t lost;
+	uint64_t corrupt;
+	uint32_t gap;
+};
+
+/**
+ * tierd_decode_records() - decode what lies in a ring between the cursor's tail and @head
+ * @layout: where the fields are
+ * @data: the ring's data area
+ * @data_bytes: its size, a power of two of at least 8
+ * @head: bytes ever written, as in perf_event_mmap_page's data_head
+ * @capacity: room in @ret_records; what does not fit is left for the next call
+ * @cursor: moved behind what was consumed
+ * @ret_records: the records in the order of the ring
+ *
+ * Whatever the bytes are, nothing outside @data is read and the cursor ends at or before @head.
+ *
+ * Return: the number of records, or -EINVAL for an impossible @layout or @data_bytes.
+ */
+int tierd_decode_records(const struct tierd_layout *layout, const void *data, uint64_t data_bytes,
+			 uint64_t head, uint32_t capacity, struct tierd_cursor *cursor,
+			 struct tierd_record *ret_records);
+
+/**
+ * struct tierd_ring - an open perf event with its mapped ring
+ * @map: struct perf_event_mmap_page, the data area one page behind it
+ * @data_bytes: size of the data area
+ * @fd: the event, to poll for input
+ * @cursor: how far it has been read
+ */
+struct tierd_ring {
+	void *map;
+	uint64_t data_bytes;
+	int32_t fd;
+	struct tierd_cursor cursor;
+};
+
+/**
+ * tierd_open_ring() - record every hit of a tracepoint in one thread
+ * @event: the tracepoint's id in tracefs
+ * @pid: the thread, on whatever CPU it runs
+ * @data_bytes: size of the data area, a power of two of at least a page
+ * @wakeup_bytes: unread bytes from which the fd polls readable, at least 1
+ * @ret_ring: to be closed with tierd_close_ring()
+ *
+ * Return: 0, or a negative errno of perf_event_open(2) or mmap(2).
+ */
+int tierd_open_ring(uint64_t event, int32_t pid, uint64_t data_bytes, uint32_t wakeup_bytes,
+		    struct tierd_ring *ret_ring);
+
+/**
+ * tierd_read_ring() - decode and consume what is in the ring
+ * @ring: an open ring
+ * @layout: where the fields are
+ * @capacity: room in @ret_records
+ * @ret_records: as of tierd_decode_records()
+ *
+ * Return: as of tierd_decode_records().
+ */
+int tierd_read_ring(struct tierd_ring *ring, const struct tierd_layout *layout, uint32_t capacity,
+		    struct tierd_record *ret_records);
+
+/**
+ * tierd_close_ring() - unmap and close; a closed ring stays closed
+ * @ring: an open or closed ring
+ */
+void tierd_close_ring(struct tierd_ring *ring);
 
 /* cffi: end */
 #endif

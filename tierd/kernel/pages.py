@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folios of another process: list them, ask where they are, move them.
+
+Follows Documentation/admin-guide/mm/pagemap.rst for PAGEMAP_SCAN (Linux 6.7), and move_pages(2)
+as do_pages_move() in mm/migrate.c has it, which differs from the manual page: a positive return
+leaves pages untried, and a run that failed has no statuses. The shim settles both.
+"""
+
+import errno
+import os
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierd.kernel._errors import check
+from tierd.kernel._shim import ffi, lib
+from tierd.model import PAGE_BYTES, NodeId, Pid
+
+FOLIO = np.dtype([("addr", "u8"), ("pages", "u4"), ("node", "i4")])
+"""One folio: address of its first mapped page, base pages that it spans, and its NUMA node.
+
+`node` is UNASKED before the first query, and a negative errno of move_pages(2) where there is no
+node to tell.
+"""
+
+UNASKED = lib.TIERD_UNASKED
+
+BATCH_PAGES = 4096
+"""Base pages a call of move_pages(2): each call drains every CPU's LRU caches, so few are best."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What became of the folios of one move, in base pages.
+
+    `stopped` is the errno that ended the work early, 0 when every folio was tried: ESRCH (the
+    process has exited), EPERM, EACCES (the destination lies outside the target's cpuset), ENODEV
+    (it has no memory) or ENOMEM (it is full). The pages not moved then are in `no_memory` for
+    ENOMEM, else in `left`.
+    """
+
+    moved: int
+    resident: int
+    absent: int
+    busy: int
+    shared: int
+    unmovable: int
+    no_memory: int
+    left: int
+    other: int
+    stopped: int
+
+
+class Pagemap:
+    """An open /proc/PID/pagemap. It stays with the memory it was opened on, also over an execve.
+
+    Raises:
+        ProcessLookupError: the process doesn't exist, has exited, or is a kernel thread.
+        PermissionError: we may not look into its memory.
+    """
+
+    def __init__(self, pid: Pid) -> None:
+        self._pid = pid
+        self._scans = True
+        self._fd = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._require_memory()
+        except BaseException:
+            self.close()
+            raise
+
+    def _require_memory(self) -> None:
+        """Refuses what has no memory: PAGEMAP_SCAN on it is a null dereference before Linux 6.15.
+
+        Reading answers nothing there, since pagemap_read() does check for it.
+        """
+        if not os.pread(self._fd, 8, 0):
+            raise ProcessLookupError(errno.ESRCH, f"pagemap: process {self._pid} has no memory")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    @property
+    def scans(self) -> bool:
+        """False once the kernel was found without PAGEMAP_SCAN: folios() is then the slower way."""
+        return self._scans
+
+    def folios(self, start: int, end: int, limit: int) -> tuple[NDArray[np.void], int]:
+        """Lists the folios of a range that have a present page.
+
+        Args:
+            start: first byte, rounded down to a page.
+            end: first byte behind the range, rounded up to a page.
+            limit: at most so many folios; the next call goes on where this one ended.
+
+        Returns:
+            The folios (dtype FOLIO, by rising address, node UNASKED), and where to go on, at or
+            above `end` when the range is done. A huge page that the range cuts is listed whole.
+            Without PAGEMAP_SCAN every base page of the range is listed, present or not.
+        """
+        start = start // PAGE_BYTES * PAGE_BYTES
+        end = -(-end // PAGE_BYTES) * PAGE_BYTES
+        if self._scans:
+            try:
+                return self._scan(start, end, limit)
+            except OSError as error:
+                if error.errno != errno.ENOTTY:
+                    raise
+                self._scans = False
+        return every_page(start, end, limit)
+
+    def _scan(self, start: int, end: int, limit: int) -> tuple[NDArray[np.void], int]:
+        folios = np.empty(limit, FOLIO)
+        count, following = ffi.new("uint32_t *"), ffi.new("uint64_t *")
+        array = ffi.from_buffer("struct tierd_folio[]", folios, require_writable=True)
+        check(
+            lib.tierd_list_folios(self._fd, start, end, limit, array, count, following),
+            "ioctl(PAGEMAP_SCAN)",
+        )
+        return folios[: count[0]], following[0]
+
+
+def every_page(start: int, end: int, limit: int) -> tuple[NDArray[np.void], int]:
+    """Lists every base page of a page-aligned range, as Pagemap.folios() does without a scan."""
+    following = max(start, min(end, start + limit * PAGE_BYTES))
+    folios = np.empty((following - start) // PAGE_BYTES, FOLIO)
+    folios["addr"] = np.arange(start, following, PAGE_BYTES, dtype=np.uint64)
+    folios["pages"] = 1
+    folios["node"] = UNASKED
+    return folios, following
+
+
+def query(pid: Pid, folios: NDArray[np.void]) -> None:
+    """Sets each folio's node to the one it is on, or to a negative errno.
+
+    Raises:
+        ProcessLookupError: the process has exited, or is a kernel thread.
+        PermissionError: we may not look into its memory.
+    """
+    array = ffi.from_buffer("struct tierd_folio[]", folios, require_writable=True)
+    check(lib.tierd_query_nodes(pid, array, len(array)), "move_pages")
+
+
+def move(
+    pid: Pid,
+    folios: NDArray[np.void],
+    node: NodeId,
+    *,
+    batch_pages: int = BATCH_PAGES,
+    move_all: bool = False,
+) -> Tally:
+    """Moves folios to one node, and sets each one's node to that or to a negative errno.
+
+    Folios that the last query found on the destination, or nowhere, are passed over. What the
+    kernel refuses is a result, not an error: see Tally.
+
+    Args:
+        pid: whose folios.
+        folios: dtype FOLIO, contiguous.
+        node: the destination.
+        batch_pages: at most so many base pages a system call, but at least one folio.
+        move_all: move what other processes map too; needs CAP_SYS_NICE.
+    """
+    array = ffi.from_buffer("struct tierd_folio[]", folios, require_writable=True)
+    tally = ffi.new("struct tierd_tally *")
+    flags = lib.TIERD_MOVE_ALL if move_all else 0
+    check(
+        lib.tierd_move_folios(pid, node, batch_pages, flags, array, len(array), tally),
+        "move_pages",
+    )
+    return Tally(
+        moved=tally.moved,
+        resident=tally.resident,
+        absent=tally.absent,
+        busy=tally.busy,
+        shared=tally.shared,
+        unmovable=tally.unmovable,
+        no_memory=tally.no_memory,
+        left=tally.left,
+        other=tally.other,
+        stopped=-tally.stopped,
+    )
