@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DAMON's admin interface in sysfs: slots for kdamonds, of which some are ours.
+
+Follows Documentation/admin-guide/mm/damon/usage.rst and mm/damon/sysfs.c:
+
+    /sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds      32
+    .../kdamonds/0/state                                 on
+    .../kdamonds/0/pid                                   412
+    .../kdamonds/0/contexts/nr_contexts                  1
+    .../0/contexts/0/avail_operations                    vaddr fvaddr paddr, a line each
+    .../0/contexts/0/monitoring_attrs/intervals/sample_us    5000
+    .../0/contexts/0/targets/0/pid_target                388
+
+The interface belongs to everybody, so four of its habits matter:
+
+- A write of nr_kdamonds answers EBUSY while any kdamond runs, and else removes every slot with
+  what others had set up in it.
+- Every command and some reads take one lock by trylock (damon_sysfs_lock): EBUSY may mean no more
+  than that somebody else was in there, for up to an aggregation interval.
+- `on` answers EBUSY while DAMON runs exclusively (damon_stat, damon_reclaim, damon_lru_sort).
+- nr_contexts must not become 0 under a running kdamond: kernels with d809a7c64ba8 (6.17 on, until
+  mended) follow a null pointer then.
+"""
+
+import errno
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NewType, TypeVar
+
+from tierd.errors import Conflict, TierdError, UnsupportedKernel
+from tierd.kernel.tunable import Files, KernelFiles
+from tierd.model import Pid
+
+SlotIndex = NewType("SlotIndex", int)
+T = TypeVar("T")
+
+LOCK_WAIT_S = 3.0
+"""How long others may hold the interface's lock: some commands keep it for an aggregation."""
+LOCK_POLL_S = 0.01
+
+EXCLUSIVE = ("damon_stat", "damon_reclaim", "damon_lru_sort")
+"""In-kernel users of DAMON, of which a running one keeps everybody else out, and the reverse."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What the kernel tunes the intervals for (intervals_goal, where it exists)."""
+
+    access_bp: int
+    aggregations: int
+    min_sample_us: int
+    max_sample_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a kdamond of ours is to do: watch one process's virtual addresses.
+
+    `update_us`, the interval at which DAMON follows the process's mappings, doubles as our mark:
+    a value that nobody else would choose tells a slot of ours after a crash.
+    """
+
+    sample_us: int
+    aggregation_us: int
+    update_us: int
+    min_regions: int
+    max_regions: int
+    goal: Goal | None = None
+    with_scheme: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A directory of kdamonds/: what is set up in it, by whomever."""
+
+    index: SlotIndex
+    is_on: bool
+    kdamond: Pid | None
+    contexts: int
+    operations: str | None
+    targets: tuple[Pid, ...]
+    update_us: int | None
+
+    @property
+    def is_free(self) -> bool:
+        return not self.is_on and self.contexts == 0
+
+    def __str__(self) -> str:
+        state = f"on, pid {self.kdamond}" if self.is_on else "off"
+        watches = f"{self.operations or 'nothing'}"
+        if self.targets:
+            watches += " of " + ", ".join(f"process {pid}" for pid in self.targets)
+        return f"kdamond {self.index} ({state}; {watches})"
+
+
+class Admin:
+    """The admin directory. Slots are addressed by index; none is touched that wasn't named.
+
+    Args:
+        root: where sysfs' `/sys` hangs, `/` outside of tests.
+        files: how its files are reached.
+    """
+
+    def __init__(self, root: Path = Path("/"), files: Files | None = None) -> None:
+        self._files: Files = files if files is not None else KernelFiles()
+        self._module = root / "sys/module"
+        self._kdamonds = root / "sys/kernel/mm/damon/admin/kdamonds"
+
+    def check(self) -> None:
+        """Raises UnsupportedKernel where the interface is missing."""
+        if not self._files.exists(self._kdamonds / "nr_kdamonds"):
+            raise UnsupportedKernel(
+                "this kernel has no DAMON interface in /sys/kernel/mm/damon/admin",
+                hint="boot a kernel with CONFIG_DAMON_SYSFS=y and CONFIG_DAMON_VADDR=y, "
+                "and see that sysfs is mounted",
+            )
+
+    def count(self) -> int:
+        return int(self._files.read(self._kdamonds / "nr_kdamonds"))
+
+    def resize(self, slots: int) -> None:
+        """Makes this many empty slots, wiping those that are there. EBUSY while any runs."""
+        self._write(self._kdamonds / "nr_kdamonds", slots)
+
+    def slots(self) -> tuple[Slot, ...]:
+        found = (self.slot(SlotIndex(index)) for index in range(self.count()))
+        return tuple(slot for slot in found if slot is not None)
+
+    def slot(self, index: SlotIndex) -> Slot | None:
+        """Returns what is set up in a slot, None when there is no such slot (any more)."""
+        try:
+            return self._read_slot(index)
+        except FileNotFoundError:
+            return None
+
+    def exclusive_holder(self) -> str | None:
+        """Returns the in-kernel user that keeps DAMON for itself now."""
+        for module in EXCLUSIVE:
+            path = self.exclusive_switch(module)
+            if self._files.exists(path) and self._files.read(path) == "Y":
+                return module
+        return None
+
+    def exclusive_switch(self, module: str) -> Path:
+        return self._module / module / "parameters/enabled"
+
+    def has_goal(self, index: SlotIndex) -> bool:
+        """Says whether the kernel can tune intervals itself; the slot must have a context."""
+        return self._files.exists(
+            self._context(index) / "monitoring_attrs/intervals/intervals_goal"
+        )
+
+    def claim(self, index: SlotIndex, mark_us: int) -> None:
+        """Makes a slot's context and marks it as ours.
+
+        Raises:
+            UnsupportedKernel: there are no vaddr operations; the slot is empty again then.
+        """
+        self._write(self._slot(index) / "contexts/nr_contexts", 1)
+        context = self._context(index)
+        self._write(context / "monitoring_attrs/intervals/update_us", mark_us)
+        if "vaddr" not in self._files.read(context / "avail_operations").split():
+            self._write(self._slot(index) / "contexts/nr_contexts", 0)
+            raise UnsupportedKernel(
+                "DAMON of this kernel cannot watch virtual addresses (no vaddr operations)",
+                hint="boot a kernel with CONFIG_DAMON_VADDR=y",
+            )
+        self._write(context / "operations", "vaddr")
+
+    def set_target(self, index: SlotIndex, pid: Pid) -> None:
+        targets = self._context(index) / "targets"
+        self._write(targets / "nr_targets", 1)
+        self._write(targets / "0/pid_target", pid)
+
+    def set_up(self, index: SlotIndex, setup: Setup) -> None:
+        """Writes a setup into the slot; it holds from the next `on` or `commit`."""
+        attrs = self._context(index) / "monitoring_attrs"
+        intervals = attrs / "intervals"
+        self._write(intervals / "sample_us", setup.sample_us)
+        self._write(intervals / "aggr_us", setup.aggregation_us)
+        self._write(intervals / "update_us", setup.update_us)
+        self._write(attrs / "nr_regions/min", setup.min_regions)
+        self._write(attrs / "nr_regions/max", setup.max_regions)
+        if setup.goal is not None:
+            self._set_goal(intervals / "intervals_goal", setup.goal)
+
+    def add_scheme(self, index: SlotIndex) -> None:
+        """Adds a scheme that counts every region and does nothing, for its tried_regions."""
+        schemes = self._context(index) / "schemes"
+        self._write(schemes / "nr_schemes", 1)
+        self._write(schemes / "0/action", "stat")
+        for what in ("sz", "nr_accesses", "age"):
+            self._write(schemes / "0/access_pattern" / what / "max", _UINT_MAX)
+
+    def turn_on(self, index: SlotIndex) -> Pid | None:
+        """Starts the slot's kdamond; returns its pid, None when it has stopped again already.
+
+        Raises:
+            ExclusiveUse: an in-kernel user holds DAMON for itself.
+            OSError: EINVAL when there is no process of the target's pid, or for a bad setup.
+        """
+        self._retry(lambda: self._on(index))
+        slot = self.slot(index)
+        return None if slot is None else slot.kdamond
+
+    def command(self, index: SlotIndex, command: str) -> bool:
+        """Gives a running kdamond a command; says False when it has stopped instead.
+
+        Blocks until the kdamond has done it: for a sampling interval, on 6.12 up to an
+        aggregation interval.
+        """
+        try:
+            self._write(self._slot(index) / "state", command)
+        except OSError as error:
+            if error.errno in _STOPPED:
+                return False
+            raise
+        return True
+
+    def intervals_us(self, index: SlotIndex) -> tuple[int, int]:
+        """Returns sampling and aggregation interval as last written or updated."""
+        intervals = self._context(index) / "monitoring_attrs/intervals"
+        read = self._files.read
+        return int(read(intervals / "sample_us")), int(read(intervals / "aggr_us"))
+
+    def release(self, index: SlotIndex) -> None:
+        """Stops the slot's kdamond where it runs, and empties the slot."""
+        self.command(index, "off")
+        self._write(self._slot(index) / "contexts/nr_contexts", 0)
+
+    def tried_regions(self, index: SlotIndex) -> Path:
+        return self._context(index) / "schemes/0/tried_regions"
+
+    def _slot(self, index: SlotIndex) -> Path:
+        return self._kdamonds / str(index)
+
+    def _context(self, index: SlotIndex) -> Path:
+        return self._slot(index) / "contexts/0"
+
+    def _read_slot(self, index: SlotIndex) -> Slot:
+        read, slot, context = self._files.read, self._slot(index), self._context(index)
+        contexts = int(read(slot / "contexts/nr_contexts"))
+        kdamond = int(self._retry(lambda: read(slot / "pid")))
+        update = context / "monitoring_attrs/intervals/update_us"
+        return Slot(
+            index=index,
+            is_on=read(slot / "state") == "on",
+            kdamond=Pid(kdamond) if kdamond > 0 else None,
+            contexts=contexts,
+            operations=read(context / "operations") if contexts else None,
+            targets=self._read_targets(context) if contexts else (),
+            update_us=int(read(update)) if contexts else None,
+        )
+
+    def _read_targets(self, context: Path) -> tuple[Pid, ...]:
+        read, targets = self._files.read, context / "targets"
+        count = int(read(targets / "nr_targets"))
+        pids = (int(read(targets / str(index) / "pid_target")) for index in range(count))
+        return tuple(Pid(pid) for pid in pids if pid > 0)
+
+    def _set_goal(self, path: Path, goal: Goal) -> None:
+        self._write(path / "access_bp", goal.access_bp)
+        self._write(path / "aggrs", goal.aggregations)
+        self._write(path / "min_sample_us", goal.min_sample_us)
+        self._write(path / "max_sample_us", goal.max_sample_us)
+
+    def _on(self, index: SlotIndex) -> None:
+        try:
+            self._files.write(self._slot(index) / "state", "on")
+        except OSError as error:
+            holder = self.exclusive_holder() if error.errno == errno.EBUSY else None
+            if holder is None:
+                raise
+            raise ExclusiveUse(holder, self.exclusive_switch(holder)) from error
+
+    def _write(self, path: Path, value: str | int) -> None:
+        self._retry(lambda: self._files.write(path, str(value)))
+
+    def _retry(self, attempt: Callable[[], T]) -> T:
+        """Tries again while the interface's lock is taken, and names that when it stays taken."""
+        deadline = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                return attempt()
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise _explained(error) from error
+                if time.monotonic() > deadline:
+                    raise Conflict(
+                        f"{error.filename}: the kernel's DAMON interface has been busy for "
+                        f"{LOCK_WAIT_S:g} s",
+                        hint="see who else writes to it: fuser -v /sys/kernel/mm/damon/admin",
+                    ) from error
+            time.sleep(LOCK_POLL_S)
+
+
+class ExclusiveUse(Conflict):
+    """An in-kernel user of DAMON runs and keeps everybody else out."""
+
+    def __init__(self, module: str, switch: Path) -> None:
+        way_out = f"turn it off: echo N > {switch}"
+        if module == "damon_stat":
+            way_out = f"set take_over = true in [damon] of tierd.toml, or {way_out}"
+        super().__init__(f"{module} holds DAMON for itself", hint=way_out)
+        self.module = module
+        self.switch = switch
+
+
+_UINT_MAX = 2**32 - 1
+_STOPPED = frozenset({errno.EPERM, errno.EINVAL, errno.ECANCELED, errno.ENOENT})
+"""What commands answer when the kdamond isn't running: off, commit on 6.12, commit on 7.2."""
+
+
+def _explained(error: OSError) -> Exception:
+    """Returns what to raise: words for what the operator can mend, else the error itself."""
+    if error.errno == errno.EACCES:
+        return TierdError(
+            f"{error.filename}: not permitted to set up DAMON",
+            hint="run tierd as root",
+        )
+    if error.errno == errno.EROFS:
+        return TierdError(
+            f"{error.filename}: sysfs is mounted read-only here",
+            hint="run tierd outside of the container, or mount /sys writable",
+        )
+    return error

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of sysfs and procfs that hold one value, read and written whole.
+
+Follows Documentation/filesystems/sysfs.rst: a value is written by one write(2), and the kernel
+answers with an errno. Nothing is ever created: a file that is missing is an error.
+
+    $ cat /sys/module/damon_stat/parameters/enabled
+    Y
+    $ cat /proc/sys/kernel/random/boot_id
+    6b2c5a0e-5f0d-4c1e-9d3c-0d2f5c7b8a11
+"""
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+
+class Files(Protocol):
+    """How one-value files are reached: the kernel's own, or a fake of them in a test."""
+
+    def read(self, path: Path) -> str:
+        """Returns the value without its newline; raises OSError."""
+        ...
+
+    def write(self, path: Path, value: str) -> None:
+        """Writes the value at once; raises OSError that names the path."""
+        ...
+
+    def exists(self, path: Path) -> bool: ...
+
+
+class KernelFiles:
+    """The files of the running kernel."""
+
+    def read(self, path: Path) -> str:
+        return path.read_text().strip()
+
+    def write(self, path: Path, value: str) -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            os.write(fd, value.encode())
+        except OSError as error:
+            raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
+        finally:
+            os.close(fd)
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+
+def boot_id(root: Path) -> str:
+    """Returns the id of the current boot, another one after each."""
+    return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
