@@ -10,12 +10,15 @@ $TIERD_CACHE, else $XDG_CACHE_HOME/tierd, else ~/.cache/tierd
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 Build = Callable[[Path], str]
 """Fills the empty folder that it is given and returns the digest of what it was made from."""
@@ -74,6 +77,7 @@ def _find(name: str) -> Path | None:
 
 
 def _make(name: str, build: Build) -> Path:
+    log.warning("fetching %s", name)
     trees = root() / "trees"
     trees.mkdir(exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=trees, prefix=".new-"))
