@@ -123,11 +123,15 @@ class CxlRegion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaxDevice:
+    """`region` is CXL's or the NVDIMM bus's, as `backing` tells; `start` is physical."""
+
     name: str
     size_bytes: int
     target_node: NodeId | None
     driver: str | None
     region: str | None
+    backing: Backing = Backing.UNKNOWN
+    start: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ One that is there and holds something else than documented raises UnexpectedCont
 """
 
 import errno
+from collections.abc import Iterator
 from pathlib import Path
 
 from tierd.errors import TierdError
@@ -21,6 +22,7 @@ ATTRIBUTE_BYTES = 4096
 LARGEST_ID = 1 << 16
 """Above any node, CPU or memory block list that is worth taking: a garbled range ends here."""
 
+_NO_ADDRESS = (1 << 64) - 1
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ENODEV, errno.ENXIO})
 
 
@@ -61,6 +63,38 @@ def read_bytes(path: Path, limit: int) -> bytes | None:
     return content
 
 
+def lines(path: Path, limit: int) -> Iterator[bytes]:
+    """Yields the lines of a file that may be large; none of a file that is absent.
+
+    A process that exits in mid-read ends the lines.
+
+    Raises:
+        UnexpectedContent: more than `limit` bytes.
+        OSError: the file is there and cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            left = limit
+            for line in file:
+                left -= len(line)
+                if left < 0:
+                    raise UnexpectedContent(path, line.decode(errors="replace"), f"{limit} bytes")
+                yield line
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+
+
+def link_name(path: Path) -> str | None:
+    """Returns the last part of what a link points to, or None where there is no link."""
+    try:
+        return path.readlink().name
+    except OSError as error:
+        if error.errno in _GONE or error.errno == errno.EINVAL:
+            return None
+        raise
+
+
 def entries(folder: Path) -> tuple[Path, ...]:
     """Returns what lies in a folder, by name; nothing where there is no folder."""
     try:
@@ -78,6 +112,15 @@ def read_int(path: Path) -> int | None:
         return int(content, 0)
     except ValueError:
         raise UnexpectedContent(path, content, "a number") from None
+
+
+def read_address(path: Path) -> int | None:
+    """Reads a physical address; None where it is not set (all ones), or told to root alone."""
+    try:
+        address = read_int(path)
+    except PermissionError:
+        return None
+    return None if address == _NO_ADDRESS else address
 
 
 def read_ids(path: Path) -> tuple[int, ...] | None:
