@@ -1,0 +1,496 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A program that knows nothing of memory tiers: a buffer, of which a window is hot.
+ *
+ *   hotset [--mib N] [--node N] [--hot-mib N] [--hot-offset-mib N] [--share PERCENT] [--stride]
+ *          [--move-every SECONDS] [--seconds N] [--cpu N] [--fast-nodes LIST] [--no-waker]
+ *          [--verify]
+ *
+ * The buffer is filled on the given node, under a memory policy that doesn't outlast the filling.
+ * Then words of it are read, changed and written at random: SHARE percent of the accesses go to the
+ * hot window, the rest anywhere in the buffer; with --stride the window is every second page of
+ * twice its range. SIGUSR1, or --move-every, moves the window on by its range, and around the
+ * buffer's end. SIGTERM, SIGINT or --seconds end it.
+ *
+ * Each second it prints a line of JSON; where the pages are it asks of move_pages(2), and which
+ * nodes count as fast it is told by --fast-nodes (0 by default):
+ *
+ *   {"t": 3.0, "ops_per_s": 612345, "window": 0, "hot_pages": 2048, "hot_on_fast": 2048,
+ *    "cold_pages": 14336, "cold_on_slow": 14336, "absent": 0}
+ *
+ * Each word holds its index and the count of its changes, combined so that a word that was lost, or
+ * put elsewhere, shows. --verify checks all of them at the end: 1 is the exit status of damage.
+ *
+ * The waker is a second process on the same CPU, which wakes each millisecond. Under TCG a process
+ * that never leaves its CPU keeps its translations, and since DAMON clears accessed bits without
+ * flushing (mm/damon/vaddr.c: damon_young_pmd_entry), they stay clear: it looks idle. To switch
+ * address spaces flushes them.
+ */
+#include <errno.h>
+#include <error.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <linux/mempolicy.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MIB (1ULL << 20)
+#define MAX_MIB (1 << 14)
+#define MAX_NODES 64
+#define BATCH 1024
+#define QUERY_PAGES 4096
+
+struct options {
+	uint64_t size;
+	uint64_t hot_size;
+	uint64_t hot_offset;
+	uint64_t fast_nodes;
+	double move_every_s;
+	double duration_s;
+	int node;
+	int share;
+	int cpu;
+	bool stride;
+	bool verify;
+	bool waker;
+};
+
+struct hotset {
+	struct options options;
+	uint64_t *words;
+	uint64_t word_count;
+	uint64_t page_size;
+	uint64_t hot_offset;
+	uint64_t random;
+	unsigned int window;
+};
+
+struct census {
+	uint64_t hot_pages, hot_on_fast, cold_pages, cold_on_slow, absent;
+};
+
+static volatile sig_atomic_t stop, move;
+
+static void on_stop(int signal)
+{
+	(void)signal;
+	stop = 1;
+}
+
+static void on_move(int signal)
+{
+	(void)signal;
+	move = 1;
+}
+
+static double now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return time.tv_sec + time.tv_nsec / 1e9;
+}
+
+/* xorshift64*: fast, and good enough to choose words with. */
+static uint64_t next_random(uint64_t *state)
+{
+	*state ^= *state >> 12;
+	*state ^= *state << 25;
+	*state ^= *state >> 27;
+	return *state * 0x2545f4914f6cdd1dULL;
+}
+
+/* A number below `bound`, which is below 2^32. */
+static uint64_t below(uint64_t *state, uint64_t bound)
+{
+	return (next_random(state) >> 32) * bound >> 32;
+}
+
+/* The word at an index after `count` changes. */
+static uint64_t pattern(uint64_t index, uint32_t count)
+{
+	return (uint64_t)((uint32_t)index ^ (count * 0x9e3779b9U)) << 32 | count;
+}
+
+static bool is_intact(uint64_t index, uint64_t word)
+{
+	return word == pattern(index, (uint32_t)word);
+}
+
+static uint64_t changed(uint64_t index, uint64_t word)
+{
+	return pattern(index, (uint32_t)word + 1);
+}
+
+static void prefer_node(int node)
+{
+	unsigned long mask = 1UL << node;
+
+	/* The kernel takes one bit off the length that it is given. */
+	if (syscall(SYS_set_mempolicy, MPOL_PREFERRED, &mask, MAX_NODES + 1))
+		error(2, errno, "set_mempolicy: node %d", node);
+}
+
+static void prefer_no_node(void)
+{
+	if (syscall(SYS_set_mempolicy, MPOL_DEFAULT, NULL, 0))
+		error(2, errno, "set_mempolicy");
+}
+
+static void allocate(struct hotset *set)
+{
+	void *buffer = mmap(NULL, set->options.size, PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (buffer == MAP_FAILED)
+		error(2, errno, "mmap");
+	/* Pages are counted one by one. */
+	if (madvise(buffer, set->options.size, MADV_NOHUGEPAGE))
+		error(2, errno, "madvise");
+	set->words = buffer;
+	if (set->options.node >= 0)
+		prefer_node(set->options.node);
+	for (uint64_t index = 0; index < set->word_count; index++)
+		set->words[index] = pattern(index, 0);
+	prefer_no_node();
+}
+
+static uint64_t page_count(const struct hotset *set)
+{
+	return set->options.size / set->page_size;
+}
+
+static uint64_t hot_page_count(const struct hotset *set)
+{
+	return set->options.hot_size / set->page_size;
+}
+
+/* The distance of hot pages from each other. */
+static uint64_t hot_step(const struct hotset *set)
+{
+	return set->options.stride ? 2 : 1;
+}
+
+static uint64_t hot_page(const struct hotset *set, uint64_t position)
+{
+	uint64_t first = set->hot_offset / set->page_size;
+
+	return (first + position * hot_step(set)) % page_count(set);
+}
+
+static bool is_hot(const struct hotset *set, uint64_t page)
+{
+	uint64_t first = set->hot_offset / set->page_size;
+	uint64_t distance = (page + page_count(set) - first) % page_count(set);
+
+	return distance % hot_step(set) == 0 && distance / hot_step(set) < hot_page_count(set);
+}
+
+static void move_window(struct hotset *set)
+{
+	uint64_t range = set->options.hot_size * hot_step(set);
+
+	set->hot_offset = (set->hot_offset + range) % set->options.size;
+	set->window++;
+}
+
+static uint64_t choose_word(struct hotset *set)
+{
+	uint64_t words_per_page = set->page_size / sizeof(uint64_t);
+	uint64_t page;
+
+	if (below(&set->random, 100) >= (uint64_t)set->options.share)
+		return below(&set->random, set->word_count);
+	page = hot_page(set, below(&set->random, hot_page_count(set)));
+	return page * words_per_page + below(&set->random, words_per_page);
+}
+
+static void touch(struct hotset *set, uint64_t count)
+{
+	while (count--) {
+		uint64_t index = choose_word(set);
+
+		set->words[index] = changed(index, set->words[index]);
+	}
+}
+
+/* `node` is the page's, or the negative errno of a page that has none. */
+static void count_page(const struct hotset *set, uint64_t page, int node, struct census *census)
+{
+	bool fast = node >= 0 && set->options.fast_nodes >> node & 1;
+
+	census->absent += node < 0;
+	if (is_hot(set, page)) {
+		census->hot_pages++;
+		census->hot_on_fast += fast;
+	} else {
+		census->cold_pages++;
+		census->cold_on_slow += node >= 0 && !fast;
+	}
+}
+
+static struct census take_census(const struct hotset *set)
+{
+	struct census census = { 0 };
+	void *pages[QUERY_PAGES];
+	int nodes[QUERY_PAGES];
+	uint64_t total = page_count(set);
+
+	for (uint64_t first = 0; first < total; first += QUERY_PAGES) {
+		uint64_t count = total - first < QUERY_PAGES ? total - first : QUERY_PAGES;
+
+		for (uint64_t i = 0; i < count; i++)
+			pages[i] = (char *)set->words + (first + i) * set->page_size;
+		if (syscall(SYS_move_pages, 0, count, pages, NULL, nodes, 0))
+			error(2, errno, "move_pages");
+		for (uint64_t i = 0; i < count; i++)
+			count_page(set, first + i, nodes[i], &census);
+	}
+	return census;
+}
+
+static void report(const struct hotset *set, double elapsed_s, double ops_per_s)
+{
+	struct census census = take_census(set);
+
+	printf("{\"t\": %.2f, \"ops_per_s\": %.0f, \"window\": %u, "
+	       "\"hot_pages\": %" PRIu64 ", \"hot_on_fast\": %" PRIu64 ", "
+	       "\"cold_pages\": %" PRIu64 ", \"cold_on_slow\": %" PRIu64 ", "
+	       "\"absent\": %" PRIu64 "}\n",
+	       elapsed_s, ops_per_s, set->window, census.hot_pages, census.hot_on_fast,
+	       census.cold_pages, census.cold_on_slow, census.absent);
+	fflush(stdout);
+}
+
+/* Works for a second and returns the accesses per second. */
+static double work_a_second(struct hotset *set)
+{
+	double start = now(), end;
+	uint64_t done = 0;
+
+	do {
+		touch(set, BATCH);
+		done += BATCH;
+		end = now();
+	} while (end - start < 1 && !stop);
+	return done / (end - start);
+}
+
+static void work(struct hotset *set)
+{
+	double start = now(), moved = start;
+
+	while (!stop) {
+		double ops_per_s = work_a_second(set);
+
+		report(set, now() - start, ops_per_s);
+		if (set->options.move_every_s && now() - moved >= set->options.move_every_s)
+			move = 1;
+		if (move) {
+			move = 0;
+			moved = now();
+			move_window(set);
+		}
+		if (set->options.duration_s && now() - start >= set->options.duration_s)
+			stop = 1;
+	}
+}
+
+static uint64_t count_damaged(const struct hotset *set)
+{
+	uint64_t damaged = 0;
+
+	for (uint64_t index = 0; index < set->word_count; index++)
+		damaged += !is_intact(index, set->words[index]);
+	return damaged;
+}
+
+static void pin(int cpu)
+{
+	cpu_set_t cpus;
+
+	CPU_ZERO(&cpus);
+	CPU_SET(cpu, &cpus);
+	if (sched_setaffinity(0, sizeof(cpus), &cpus))
+		error(2, errno, "cpu %d", cpu);
+}
+
+static pid_t start_waker(void)
+{
+	pid_t parent = getpid();
+	pid_t waker = fork();
+
+	if (waker < 0)
+		error(2, errno, "fork");
+	if (waker > 0)
+		return waker;
+	prctl(PR_SET_NAME, "waker");
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	while (getppid() == parent)
+		usleep(1000);
+	_exit(0);
+}
+
+static void stop_waker(pid_t waker)
+{
+	kill(waker, SIGKILL);
+	waitpid(waker, NULL, 0);
+}
+
+static void handle_signals(void)
+{
+	struct sigaction action = { .sa_handler = on_stop };
+
+	sigaction(SIGTERM, &action, NULL);
+	sigaction(SIGINT, &action, NULL);
+	action.sa_handler = on_move;
+	sigaction(SIGUSR1, &action, NULL);
+}
+
+static double number(const char *text, const char *name, double most)
+{
+	char *end;
+	double value = strtod(text, &end);
+
+	if (end == text || *end || !(value >= 0 && value <= most))
+		error(2, 0, "--%s: not a number from 0 to %.0f: %s", name, most, text);
+	return value;
+}
+
+static uint64_t size(const char *text, const char *name)
+{
+	return (uint64_t)number(text, name, MAX_MIB) * MIB;
+}
+
+/* A list such as 0,2 as a mask. */
+static uint64_t node_mask(char *list, const char *name)
+{
+	uint64_t mask = 0;
+
+	for (char *node = strtok(list, ","); node; node = strtok(NULL, ","))
+		mask |= 1ULL << (int)number(node, name, MAX_NODES - 1);
+	return mask;
+}
+
+static void set_option(struct options *options, int option, char *value, const char *name)
+{
+	switch (option) {
+	case 'm':
+		options->size = size(value, name);
+		break;
+	case 'n':
+		options->node = number(value, name, MAX_NODES - 1);
+		break;
+	case 'h':
+		options->hot_size = size(value, name);
+		break;
+	case 'o':
+		options->hot_offset = size(value, name);
+		break;
+	case 's':
+		options->share = number(value, name, 100);
+		break;
+	case 'c':
+		options->cpu = number(value, name, CPU_SETSIZE - 1);
+		break;
+	case 'f':
+		options->fast_nodes = node_mask(value, name);
+		break;
+	case 'e':
+		options->move_every_s = number(value, name, 1e6);
+		break;
+	case 't':
+		options->duration_s = number(value, name, 1e6);
+		break;
+	case 'p':
+		options->stride = true;
+		break;
+	case 'v':
+		options->verify = true;
+		break;
+	case 'w':
+		options->waker = false;
+		break;
+	default:
+		exit(2);
+	}
+}
+
+static void parse(int argc, char **argv, struct options *options)
+{
+	static const struct option known[] = {
+		{ "mib", required_argument, NULL, 'm' },
+		{ "node", required_argument, NULL, 'n' },
+		{ "hot-mib", required_argument, NULL, 'h' },
+		{ "hot-offset-mib", required_argument, NULL, 'o' },
+		{ "share", required_argument, NULL, 's' },
+		{ "cpu", required_argument, NULL, 'c' },
+		{ "fast-nodes", required_argument, NULL, 'f' },
+		{ "move-every", required_argument, NULL, 'e' },
+		{ "seconds", required_argument, NULL, 't' },
+		{ "stride", no_argument, NULL, 'p' },
+		{ "verify", no_argument, NULL, 'v' },
+		{ "no-waker", no_argument, NULL, 'w' },
+		{ 0 },
+	};
+	int option, index = 0;
+
+	while ((option = getopt_long(argc, argv, "", known, &index)) != -1)
+		set_option(options, option, optarg, known[index].name);
+	if (optind < argc)
+		error(2, 0, "not an option: %s", argv[optind]);
+}
+
+static void check(const struct options *options)
+{
+	uint64_t range = options->hot_size * (options->stride ? 2 : 1);
+
+	if (!options->hot_size || range > options->size)
+		error(2, 0, "the hot window does not fit into the buffer");
+	if (options->hot_offset >= options->size)
+		error(2, 0, "the hot window does not start in the buffer");
+}
+
+int main(int argc, char **argv)
+{
+	struct hotset set = {
+		.options = {
+			.size = 64 * MIB, .hot_size = 8 * MIB, .fast_nodes = 1, .node = -1,
+			.share = 90, .cpu = -1, .waker = true,
+		},
+		.page_size = sysconf(_SC_PAGESIZE),
+		.random = 0x853c49e6748fea9bULL,
+	};
+	pid_t waker = 0;
+	uint64_t damaged = 0;
+
+	parse(argc, argv, &set.options);
+	check(&set.options);
+	set.word_count = set.options.size / sizeof(uint64_t);
+	set.hot_offset = set.options.hot_offset;
+	if (set.options.cpu >= 0)
+		pin(set.options.cpu);
+	if (set.options.waker)
+		waker = start_waker();
+	handle_signals();
+	allocate(&set);
+	work(&set);
+	if (waker)
+		stop_waker(waker);
+	if (set.options.verify)
+		damaged = count_damaged(&set);
+	if (damaged)
+		error(1, 0, "%" PRIu64 " of %" PRIu64 " words are damaged", damaged, set.word_count);
+	return 0;
+}
