@@ -5,7 +5,9 @@ Executed in the guest as a file of its own, by the host's Python, with nothing b
 library. Messages are lines of JSON, bytes in them base64. From the host:
 
     {"id": 1, "op": "spawn", "argv": ["uname", "-r"], "cwd": "/tmp", "env": {"LANG": "C"}}
-    {"id": 1, "op": "signal", "signal": 15}
+    {"id": 1, "op": "signal", "signal": 15, "group": false}
+    {"id": 5, "op": "spawn", "argv": ["bash"], "cwd": "/", "env": {}, "terminal": [24, 80]}
+    {"id": 5, "op": "input", "data": "bHMK"}
     {"id": 2, "op": "read", "path": "/proc/vmstat"}
     {"id": 3, "op": "write", "path": "/proc/sysrq-trigger", "data": "Yw=="}
     {"id": 4, "op": "leftovers"}
@@ -23,13 +25,20 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import errno
+import fcntl
+import functools
 import json
 import os
+import select
 import selectors
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +47,24 @@ Message = dict[str, Any]
 PR_SET_CHILD_SUBREAPER = 36
 
 
+@dataclass(slots=True)
+class Command:
+    """A command that runs: its id on the host, and the names of its outputs by descriptor."""
+
+    identity: int
+    pid: int
+    outputs: dict[int, str]
+    input: int | None
+
+
 class Agent:
     """The single thread that serves the port."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.selector = selectors.DefaultSelector()
-        self.commands: dict[int, int] = {}
-        """The host's id of each command, by pid."""
+        self.commands: dict[int, Command] = {}
+        """The commands that run, by pid."""
         self.pending = b""
         self.open = True
 
@@ -62,7 +81,6 @@ class Agent:
         """Makes every process that a command leaves behind our child, so that it can be told."""
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         reader, writer = os.pipe()
-        os.set_blocking(reader, False)
         os.set_blocking(writer, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -85,30 +103,23 @@ class Agent:
             self._send({"id": message["id"], **answer})
 
     def _op_spawn(self, message: Message) -> None:
-        process = subprocess.Popen(
-            message["argv"],
-            cwd=message["cwd"],
-            env=message["env"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
-        self.commands[process.pid] = message["id"]
-        for name in ("stdout", "stderr"):
-            # The descriptor outlives the Popen, which must not wait for the process: _reap does.
-            descriptor = os.dup(getattr(process, name).fileno())
+        spawn = spawn_on_terminal if message.get("terminal") else spawn_on_pipes
+        command = spawn(message)
+        self.commands[command.pid] = command
+        for descriptor in command.outputs:
             os.set_blocking(descriptor, False)
-            forward = self._forwarder(message["id"], name, descriptor)
+            forward = functools.partial(self._forward, command, descriptor)
             self.selector.register(descriptor, selectors.EVENT_READ, forward)
-            getattr(process, name).close()
-        process.returncode = 0
+
+    def _op_input(self, message: Message) -> None:
+        for command in self.commands.values():
+            if command.identity == message["id"] and command.input is not None:
+                os.write(command.input, base64.b64decode(message["data"]))
 
     def _op_signal(self, message: Message) -> None:
-        for pid, command in self.commands.items():
-            if command == message["id"]:
-                (os.killpg if message["group"] else os.kill)(pid, message["signal"])
+        for command in self.commands.values():
+            if command.identity == message["id"]:
+                (os.killpg if message["group"] else os.kill)(command.pid, message["signal"])
 
     def _op_read(self, message: Message) -> Message:
         return {"op": "result", "data": _encode(Path(message["path"]).read_bytes())}
@@ -130,23 +141,25 @@ class Agent:
             os.kill(pid, signal.SIGKILL)
         return {"op": "result", "processes": list(found.values())}
 
-    def _forwarder(self, command: int, stream: str, descriptor: int) -> Callable[[], None]:
-        def forward() -> None:
-            if not self._forward(command, stream, descriptor):
-                self.selector.unregister(descriptor)
-                os.close(descriptor)
-
-        return forward
-
-    def _forward(self, command: int, stream: str, descriptor: int) -> bool:
-        """Passes on what a command has printed; False at its end."""
+    def _forward(self, command: Command, descriptor: int) -> None:
+        """Passes on a piece of what a command has printed."""
         try:
             data = os.read(descriptor, 1 << 16)
         except BlockingIOError:
-            return True
+            return
+        except OSError as error:
+            # A terminal's end.
+            if error.errno != errno.EIO:
+                raise
+            data = b""
         if data:
-            self._send({"id": command, "op": "output", "stream": stream, "data": _encode(data)})
-        return bool(data)
+            stream = command.outputs[descriptor]
+            answer = {"op": "output", "stream": stream, "data": _encode(data)}
+            self._send({"id": command.identity, **answer})
+        else:
+            self.selector.unregister(descriptor)
+            del command.outputs[descriptor]
+            os.close(descriptor)
 
     def _reap(self, wakeups: int) -> None:
         os.read(wakeups, 1 << 10)
@@ -157,27 +170,73 @@ class Agent:
                 return
             if pid == 0:
                 return
-            self._tell_exit(pid, os.waitstatus_to_exitcode(status))
+            command = self.commands.pop(pid, None)
+            if command is not None:
+                self._tell_exit(command, os.waitstatus_to_exitcode(status))
 
-    def _tell_exit(self, pid: int, status: int) -> None:
-        command = self.commands.pop(pid, None)
-        if command is None:
-            return
-        self._drain()
-        self._send({"id": command, "op": "exit", "status": status})
-
-    def _drain(self) -> None:
-        """Passes on all that is in pipes, so that an exit comes after its command's output."""
-        while ready := [
-            key for key, _ in self.selector.select(0) if key.data.__name__ == "forward"
-        ]:
-            for key in ready:
-                key.data()
+    def _tell_exit(self, command: Command, status: int) -> None:
+        for descriptor in list(command.outputs):
+            # What it has printed before it ended comes before its end, and what its children
+            # print comes as long as they live.
+            while descriptor in command.outputs and _readable(descriptor):
+                self._forward(command, descriptor)
+        self._send({"id": command.identity, "op": "exit", "status": status})
 
     def _send(self, message: Message) -> None:
         data = json.dumps(message).encode() + b"\n"
         while data:
             data = data[os.write(self.port, data) :]
+
+
+def spawn_on_pipes(message: Message) -> Command:
+    """Starts a command whose output is told apart, and which has no input."""
+    outputs = {}
+    writers = {}
+    for stream in ("stdout", "stderr"):
+        reader, writers[stream] = os.pipe()
+        outputs[reader] = stream
+    try:
+        pid = _popen(message, stdin=subprocess.DEVNULL, **writers)
+    except OSError:
+        for descriptor in outputs:
+            os.close(descriptor)
+        raise
+    finally:
+        for descriptor in writers.values():
+            os.close(descriptor)
+    return Command(message["id"], pid, outputs, None)
+
+
+def spawn_on_terminal(message: Message) -> Command:
+    """Starts a command on a terminal of its own."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", *message["terminal"], 0, 0))
+    try:
+        pid = _popen(
+            message, "setsid", "--ctty", "--wait", stdin=theirs, stdout=theirs, stderr=theirs
+        )
+    finally:
+        os.close(theirs)
+    return Command(message["id"], pid, {ours: "stdout"}, ours)
+
+
+def _popen(message: Message, *prefix: str, stdin: int, stdout: int, stderr: int) -> int:
+    process = subprocess.Popen(
+        [*prefix, *message["argv"]],
+        cwd=message["cwd"],
+        env=message["env"],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+    )
+    # It is waited for in Agent._reap, not by the Popen.
+    process.returncode = 0
+    return process.pid
+
+
+def _readable(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], 0)[0])
 
 
 def _encode(data: bytes) -> str:

@@ -9,7 +9,7 @@ import shlex
 import signal as signals
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,10 @@ PING_TIMEOUT_S = 60
 """An agent that takes longer for a word has hung; a busy emulated guest takes a few seconds."""
 
 PANICKED = ("Kernel panic - not syncing", "---[ end Kernel panic")
+
+
+Sink = Callable[[str, bytes], None]
+"""Takes pieces of a stream, `stdout` or `stderr`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,20 @@ class Process:
             self._advance(deadline, f"still running after {timeout} s")
         return Completed(self._argv, self.rc, self.stdout, self.stderr)
 
+    def stream(self, sink: Sink) -> int:
+        """Passes on what it prints as it comes, as long as it runs; returns its exit status."""
+        while self.rc is None:
+            message = self._guest.receive(self._conversation, None)
+            if message["op"] == "output":
+                sink(message["stream"], decode(message["data"]))
+            else:
+                self.rc = message["status"]
+        return self.rc
+
+    def type(self, data: bytes) -> None:
+        """Types on its terminal."""
+        self._conversation.send(op="input", data=encode(data))
+
     def signal(self, number: int, *, group: bool = False) -> None:
         """Sends a signal to it, or to all of its process group."""
         self._conversation.send(op="signal", signal=int(number), group=group)
@@ -142,11 +160,19 @@ class Guest:
         *,
         env: Mapping[str, str] | None = None,
         cwd: Path = REPOSITORY,
+        terminal: tuple[int, int] | None = None,
     ) -> Process:
-        """Starts a command; any number may run at once."""
+        """Starts a command, on a terminal of so many rows and columns or without one.
+
+        Any number may run at once. One that cannot be started shows that when waited for.
+        """
         words = tuple(str(word) for word in argv)
         conversation = self._channel.open(
-            op="spawn", argv=words, cwd=str(cwd), env={**_environment(), **(env or {})}
+            op="spawn",
+            argv=words,
+            cwd=str(cwd),
+            env={**_environment(), **(env or {})},
+            terminal=terminal,
         )
         return Process(self, words, conversation)
 
