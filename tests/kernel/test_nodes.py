@@ -4,9 +4,12 @@
 import os
 import re
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from tierd.kernel import nodes, zoneinfo
+from tierd.discover.topology import discover, read_use
+from tierd.kernel import nodes, text, zoneinfo
 from tierd.model import PAGE_BYTES
 
 
@@ -42,3 +45,29 @@ def test_room_is_below_what_is_free() -> None:
     free = sum(zone.free_pages for zone in zoneinfo.read_zones()) * PAGE_BYTES
     assert 0 <= sum(zoneinfo.free_above_watermarks_bytes().values()) < free
     assert free <= os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES
+
+
+@contextmanager
+def nobody() -> Iterator[None]:
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_topology_is_told_to_everybody() -> None:
+    whole = discover()
+    with nobody():
+        told, use = discover(), read_use()
+    assert (told.nodes, told.tiers) == (whole.nodes, whole.tiers)
+    assert use.keys() == {node.id for node in told.nodes}
+
+
+def test_address_that_is_told_to_root_alone_is_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "resource"
+    path.write_text("0x690000000\n")
+    path.chmod(0o400)
+    assert text.read_address(path) == 0x690000000
+    with nobody():
+        assert text.read_address(path) is None
