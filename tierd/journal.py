@@ -158,11 +158,13 @@ class Journal:
         self._live[entry] = change
 
     def revert(self, entry: EntryId) -> str | None:
-        """Takes one change back; returns what was done or left, None when nothing was left to do.
+        """Takes one change back; returns what was done or left, None when there was nothing to do.
 
         Raises:
             OSError, TierdError: it could not be taken back; it stays recorded.
         """
+        if entry not in self._live:
+            return None
         told = self._take_back(self._live[entry])
         self._forget(entry)
         return told

@@ -109,6 +109,13 @@ class FakeDamon:
             return any(known.startswith(f"{name}/") for known in self.values)
         return True
 
+    def names(self, path: Path) -> list[str]:
+        prefix = f"{path.relative_to(self.root)}/"
+        inside = {k.removeprefix(prefix).split("/")[0] for k in self.values if k.startswith(prefix)}
+        if not inside:
+            raise self._error(errno.ENOENT, str(path.relative_to(self.root)))
+        return sorted(inside)
+
     def _name(self, path: Path) -> str:
         name = str(path.relative_to(self.root))
         computed = {f"{ADMIN}/{slot}/{what}" for slot in self._slots() for what in ("state", "pid")}

@@ -29,9 +29,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NewType, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tierd.errors import Conflict, TierdError, UnsupportedKernel
 from tierd.kernel.tunable import Files, KernelFiles
-from tierd.model import Pid
+from tierd.model import REGION, Pid
 
 SlotIndex = NewType("SlotIndex", int)
 T = TypeVar("T")
@@ -68,7 +71,6 @@ class Setup:
     min_regions: int
     max_regions: int
     goal: Goal | None = None
-    with_scheme: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +120,7 @@ class Admin:
             )
 
     def count(self) -> int:
-        return int(self._files.read(self._kdamonds / "nr_kdamonds"))
+        return int(self._read(self._kdamonds / "nr_kdamonds"))
 
     def resize(self, slots: int) -> None:
         """Makes this many empty slots, wiping those that are there. EBUSY while any runs."""
@@ -139,7 +141,7 @@ class Admin:
         """Returns the in-kernel user that keeps DAMON for itself now."""
         for module in EXCLUSIVE:
             path = self.exclusive_switch(module)
-            if self._files.exists(path) and self._files.read(path) == "Y":
+            if self._files.exists(path) and self._read(path) == "Y":
                 return module
         return None
 
@@ -161,7 +163,7 @@ class Admin:
         self._write(self._slot(index) / "contexts/nr_contexts", 1)
         context = self._context(index)
         self._write(context / "monitoring_attrs/intervals/update_us", mark_us)
-        if "vaddr" not in self._files.read(context / "avail_operations").split():
+        if "vaddr" not in self._read(context / "avail_operations").split():
             self._write(self._slot(index) / "contexts/nr_contexts", 0)
             raise UnsupportedKernel(
                 "DAMON of this kernel cannot watch virtual addresses (no vaddr operations)",
@@ -191,8 +193,10 @@ class Admin:
         schemes = self._context(index) / "schemes"
         self._write(schemes / "nr_schemes", 1)
         self._write(schemes / "0/action", "stat")
-        for what in ("sz", "nr_accesses", "age"):
-            self._write(schemes / "0/access_pattern" / what / "max", _UINT_MAX)
+        pattern = schemes / "0/access_pattern"
+        self._write(pattern / "sz/max", _ULONG_MAX)
+        self._write(pattern / "nr_accesses/max", _UINT_MAX)
+        self._write(pattern / "age/max", _UINT_MAX)
 
     def turn_on(self, index: SlotIndex) -> Pid | None:
         """Starts the slot's kdamond; returns its pid, None when it has stopped again already.
@@ -222,7 +226,7 @@ class Admin:
     def intervals_us(self, index: SlotIndex) -> tuple[int, int]:
         """Returns sampling and aggregation interval as last written or updated."""
         intervals = self._context(index) / "monitoring_attrs/intervals"
-        read = self._files.read
+        read = self._read
         return int(read(intervals / "sample_us")), int(read(intervals / "aggr_us"))
 
     def release(self, index: SlotIndex) -> None:
@@ -230,8 +234,28 @@ class Admin:
         self.command(index, "off")
         self._write(self._slot(index) / "contexts/nr_contexts", 0)
 
-    def tried_regions(self, index: SlotIndex) -> Path:
-        return self._context(index) / "schemes/0/tried_regions"
+    def tried_regions(self, index: SlotIndex, *, most: int) -> NDArray[np.void] | None:
+        """Reads the regions that the last update_schemes_tried_regions left (dtype REGION).
+
+        Four files a region, some 100 us each. Returns None for more than `most` regions, for
+        none, and when they change under the reader.
+        """
+        folder = self._context(index) / "schemes/0/tried_regions"
+        try:
+            names = [name for name in self._files.names(folder) if name.isdecimal()]
+            if not 0 < len(names) <= most:
+                return None
+            rows = [self._read_region(folder / name) for name in names]
+        except (FileNotFoundError, ValueError, OverflowError):
+            return None
+        regions = np.sort(np.array(rows, REGION), order="start")
+        is_whole = (regions["start"] < regions["end"]).all() and (
+            regions["end"][:-1] <= regions["start"][1:]
+        ).all()
+        return regions if is_whole else None
+
+    def _read_region(self, folder: Path) -> tuple[int, ...]:
+        return tuple(int(self._read(folder / name)) for name in REGION.names or ())
 
     def _slot(self, index: SlotIndex) -> Path:
         return self._kdamonds / str(index)
@@ -240,9 +264,9 @@ class Admin:
         return self._slot(index) / "contexts/0"
 
     def _read_slot(self, index: SlotIndex) -> Slot:
-        read, slot, context = self._files.read, self._slot(index), self._context(index)
+        read, slot, context = self._read, self._slot(index), self._context(index)
         contexts = int(read(slot / "contexts/nr_contexts"))
-        kdamond = int(self._retry(lambda: read(slot / "pid")))
+        kdamond = int(read(slot / "pid"))
         update = context / "monitoring_attrs/intervals/update_us"
         return Slot(
             index=index,
@@ -255,7 +279,7 @@ class Admin:
         )
 
     def _read_targets(self, context: Path) -> tuple[Pid, ...]:
-        read, targets = self._files.read, context / "targets"
+        read, targets = self._read, context / "targets"
         count = int(read(targets / "nr_targets"))
         pids = (int(read(targets / str(index) / "pid_target")) for index in range(count))
         return tuple(Pid(pid) for pid in pids if pid > 0)
@@ -274,6 +298,9 @@ class Admin:
             if holder is None:
                 raise
             raise ExclusiveUse(holder, self.exclusive_switch(holder)) from error
+
+    def _read(self, path: Path) -> str:
+        return self._retry(lambda: self._files.read(path))
 
     def _write(self, path: Path, value: str | int) -> None:
         self._retry(lambda: self._files.write(path, str(value)))
@@ -309,6 +336,7 @@ class ExclusiveUse(Conflict):
 
 
 _UINT_MAX = 2**32 - 1
+_ULONG_MAX = 2**64 - 1
 _STOPPED = frozenset({errno.EPERM, errno.EINVAL, errno.ECANCELED, errno.ENOENT})
 """What commands answer when the kdamond isn't running: off, commit on 6.12, commit on 7.2."""
 

@@ -28,6 +28,10 @@ class Files(Protocol):
 
     def exists(self, path: Path) -> bool: ...
 
+    def names(self, path: Path) -> list[str]:
+        """Returns what is in a folder; raises OSError."""
+        ...
+
 
 class KernelFiles:
     """The files of the running kernel."""
@@ -46,6 +50,9 @@ class KernelFiles:
 
     def exists(self, path: Path) -> bool:
         return path.exists()
+
+    def names(self, path: Path) -> list[str]:
+        return [entry.name for entry in path.iterdir()]
 
 
 def boot_id(root: Path) -> str:

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps one kdamond within its share of a core, and knows at what intervals it samples.
+
+Commands to a running kdamond wait for it, on 6.12 for a whole aggregation, so they are given in
+another thread; what they changed counts once they are through.
+"""
+
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+
+from tierd.config import DamonConfig
+from tierd.errors import TierdError
+from tierd.kernel import task
+from tierd.kernel.damon import Admin, Setup, SlotIndex
+from tierd.model import Pid
+from tierd.sample import tuning
+from tierd.sample.tuning import Tuning
+
+JUDGE_S = 10.0
+"""CPU time is measured over so long: /proc counts it in 10 ms."""
+READ_BACK_S = 2.0
+DRIFT = 0.25
+"""A snapshot this share early or late means that the kernel has tuned the intervals."""
+
+
+class Governor:
+    """Watches what a kdamond costs.
+
+    Args:
+        config: how finely to look where that is within the budget.
+        admin: DAMON.
+        slot: the kdamond's.
+        kdamond: its thread.
+        setup: what it was started with.
+        regions_at_most: a bound beside the configured one.
+        worker: where to wait for the kdamond.
+        now_s: CLOCK_MONOTONIC.
+    """
+
+    def __init__(
+        self,
+        config: DamonConfig,
+        admin: Admin,
+        slot: SlotIndex,
+        kdamond: Pid,
+        setup: Setup,
+        *,
+        regions_at_most: int,
+        worker: Executor,
+        now_s: float,
+    ) -> None:
+        self._config = config
+        self._admin = admin
+        self._slot = slot
+        self._kdamond = kdamond
+        self._setup = setup
+        self._regions_at_most = regions_at_most
+        self._worker = worker
+        self._thrift = 1.0
+        self._pending: Future[Setup | None] | None = None
+        self._pending_thrift = 1.0
+        self._cpu_percent: float | None = None
+        self._cpu_s = task.read(kdamond).cpu_s
+        self._judged_s = self._read_back_s = now_s
+        self._snapshot_s = now_s
+        self._has_drifted = False
+
+    @property
+    def setup(self) -> Setup:
+        return self._setup
+
+    @property
+    def tuning(self) -> Tuning:
+        return Tuning(
+            sample_us=self._setup.sample_us,
+            aggregation_us=self._setup.aggregation_us,
+            max_regions=self._setup.max_regions,
+            thrift=self._thrift,
+            cpu_percent=self._cpu_percent,
+        )
+
+    def note_snapshot(self, at_s: float) -> None:
+        """Takes in when an aggregation ended."""
+        late_s = at_s - self._snapshot_s - self._setup.aggregation_us / 1e6
+        self._has_drifted = abs(late_s) > DRIFT * self._setup.aggregation_us / 1e6
+        self._snapshot_s = at_s
+
+    def govern(self, now_s: float, budget_percent: float) -> None:
+        """Measures and tunes, when it is time."""
+        if self._pending is not None:
+            if not self._pending.done():
+                return
+            self._settle(self._pending)
+        if now_s - self._judged_s >= JUDGE_S:
+            self._judge(now_s, budget_percent)
+        elif self._has_drifted and now_s - self._read_back_s >= READ_BACK_S:
+            self._read_back(now_s)
+
+    def close(self) -> None:
+        """Waits for what is under way; the slot is about to be emptied."""
+        if self._pending is not None:
+            self._pending.exception()
+
+    def _judge(self, now_s: float, budget_percent: float) -> None:
+        try:
+            cpu_s = task.read(self._kdamond).cpu_s
+        except ProcessLookupError:
+            return  # it has stopped, which its reader tells
+        self._cpu_percent = 100 * (cpu_s - self._cpu_s) / (now_s - self._judged_s)
+        self._cpu_s, self._judged_s = cpu_s, now_s
+        self._pending_thrift = tuning.next_thrift(
+            self._thrift,
+            used=self._cpu_percent,
+            budget=budget_percent,
+            most=tuning.most_thrift(has_goal=self._setup.goal is not None),
+        )
+        if self._pending_thrift != self._thrift:
+            self._pending = self._worker.submit(self._commit, self._pending_thrift)
+
+    def _read_back(self, now_s: float) -> None:
+        self._read_back_s = now_s
+        self._has_drifted = False
+        if self._setup.goal is not None:
+            self._pending = self._worker.submit(self._tuned, self._setup)
+
+    def _settle(self, done: Future[Setup | None]) -> None:
+        """Takes over what a command has changed; one that failed is tried at the next judging."""
+        self._pending = None
+        if isinstance(done.exception(), OSError | TierdError):
+            return
+        setup = done.result()
+        if setup is not None:
+            self._setup, self._thrift = setup, self._pending_thrift
+
+    def _commit(self, thrift: float) -> Setup | None:
+        """Has the kdamond go on with another thrift; runs in the worker."""
+        setup = tuning.setup(
+            self._config,
+            thrift=thrift,
+            has_goal=self._setup.goal is not None,
+            mark_us=self._setup.update_us,
+            regions_at_most=self._regions_at_most,
+        )
+        tuned = self._tuned(setup) if setup.goal is not None else setup
+        if tuned is None:
+            return None
+        self._admin.set_up(self._slot, tuned)
+        return tuned if self._admin.command(self._slot, "commit") else None
+
+    def _tuned(self, setup: Setup) -> Setup | None:
+        """Returns the setup with the intervals that the kernel has come to; runs in the worker."""
+        if not self._admin.command(self._slot, "update_tuned_intervals"):
+            return None
+        sample_us, aggregation_us = self._admin.intervals_us(self._slot)
+        return replace(setup, sample_us=sample_us, aggregation_us=aggregation_us)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What samples accesses, as the daemon sees it: DAMON, or records that are played again."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from tierd.model import Accesses, Pid
+from tierd.sample.tuning import Tuning
+
+
+class Sampler(Protocol):
+    """Watches processes and tells of their accesses."""
+
+    @property
+    def way(self) -> str:
+        """How the accesses get here, in a word for status."""
+        ...
+
+    @property
+    def losses(self) -> int:
+        """Records that were lost on the way, ever."""
+        ...
+
+    @property
+    def tuning(self) -> Mapping[Pid, Tuning]:
+        """How each target is watched now."""
+        ...
+
+    def watch(self, pid: Pid) -> None:
+        """Begins to watch a process; one that is watched already goes on.
+
+        Raises:
+            ProcessLookupError: there is no such process (any more).
+            TierdError: it cannot be watched.
+        """
+        ...
+
+    def unwatch(self, pid: Pid) -> None:
+        """Ends watching a process; one that isn't watched is none of our business."""
+        ...
+
+    def poll(self) -> list[Accesses]:
+        """Returns the complete snapshots since the last poll, oldest first, of all targets."""
+        ...
+
+    def gone(self) -> list[Pid]:
+        """Returns, and lets go of, the targets that have exited or cannot be watched any more."""
+        ...
+
+    def filenos(self) -> Sequence[int]:
+        """Returns descriptors that poll readable when poll() or gone() has something to tell.
+
+        They change with watch(), unwatch() and gone().
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends watching, and leaves the machine as it was."""
+        ...
