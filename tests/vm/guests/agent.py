@@ -15,6 +15,7 @@ library. Messages are lines of JSON, bytes in them base64. From the host:
 and back:
 
     {"op": "ready"}
+    {"id": 1, "op": "started", "pid": 301}
     {"id": 1, "op": "output", "stream": "stdout", "data": "Ni4xMgo="}
     {"id": 1, "op": "exit", "status": 0}
     {"id": 2, "op": "result", "data": "bnJfZnJlZV9wYWdlcyAx"}
@@ -24,6 +25,7 @@ and back:
 from __future__ import annotations
 
 import base64
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -37,6 +39,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +48,9 @@ from typing import Any
 Message = dict[str, Any]
 
 PR_SET_CHILD_SUBREAPER = 36
+ENDED = ("Z", "X")
+"""The states in /proc/PID/stat of a process that only waits to be reaped."""
+POLL_S = 0.05
 
 
 @dataclass(slots=True)
@@ -102,7 +108,7 @@ class Agent:
         if answer is not None:
             self._send({"id": message["id"], **answer})
 
-    def _op_spawn(self, message: Message) -> None:
+    def _op_spawn(self, message: Message) -> Message:
         spawn = spawn_on_terminal if message.get("terminal") else spawn_on_pipes
         command = spawn(message)
         self.commands[command.pid] = command
@@ -110,6 +116,7 @@ class Agent:
             os.set_blocking(descriptor, False)
             forward = functools.partial(self._forward, command, descriptor)
             self.selector.register(descriptor, selectors.EVENT_READ, forward)
+        return {"op": "started", "pid": command.pid}
 
     def _op_input(self, message: Message) -> None:
         for command in self.commands.values():
@@ -136,9 +143,13 @@ class Agent:
     def _op_leftovers(self, message: Message) -> Message:
         """Tells, and kills, all that descends from commands."""
         del message
-        found = {pid: _command_line(pid) for pid in _descendants(os.getpid())}
-        for pid in found:
-            os.kill(pid, signal.SIGKILL)
+        found: dict[int, str] = {}
+        while living := _descendants(os.getpid()):
+            found = {**{pid: _command_line(pid) for pid in living}, **found}
+            for pid in living:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(POLL_S)
         return {"op": "result", "processes": list(found.values())}
 
     def _forward(self, command: Command, descriptor: int) -> None:
@@ -244,15 +255,16 @@ def _encode(data: bytes) -> str:
 
 
 def _descendants(pid: int) -> list[int]:
+    """The processes that descend from one, without those that have ended."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             # "1234 (a name) S 1 ...": the name may hold anything, so count from its end.
-            parents[int(folder.name)] = int(
-                (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            )
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
         except (FileNotFoundError, ProcessLookupError):
             continue
+        if state not in ENDED:
+            parents[int(folder.name)] = int(parent)
     found = [pid]
     for ancestor in found:
         found += [child for child, parent in parents.items() if parent == ancestor]

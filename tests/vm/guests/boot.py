@@ -34,7 +34,7 @@ BOOT_TIMEOUT_S = 240
 """An emulated guest is up within 20 s on an idle host; a busy one gets its time."""
 PROBE_TIMEOUT_S = 30
 """Under KVM that works, a guest is up within 5 s."""
-SETUP_TIMEOUT_S = 180
+SETUP_TIMEOUT_S = 120
 
 PORT = "tierd.agent"
 
@@ -106,10 +106,12 @@ def console_log(name: str) -> Path:
 
 @contextmanager
 def _up(machine: Machine, console: Path) -> Iterator[Guest]:
+    start = time.monotonic()
     with _emulating(machine, console) as (emulator, channel):
         _wait_ready(machine, emulator, channel, console, BOOT_TIMEOUT_S)
         guest = Guest(machine.topology, emulator, channel, console)
-        guest.facts = _set_up(guest, machine)
+        facts = _set_up(guest, machine)
+        guest.facts = dataclasses.replace(facts, up_after_s=time.monotonic() - start)
         yield guest
 
 
@@ -252,4 +254,5 @@ def _set_up(guest: Guest, machine: Machine) -> Facts:
         fast=tuple(map(int, fast.split())),
         slow=tuple(map(int, slow.split())),
         kvm=machine.kvm,
+        up_after_s=0,
     )

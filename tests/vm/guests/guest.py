@@ -49,12 +49,17 @@ class Facts:
     slow: tuple[int, ...]
     """The nodes with memory alone."""
     kvm: bool
+    up_after_s: float
+    """From the start of QEMU to a guest that is set up."""
 
 
 class Process:
     """A command that runs in the guest."""
 
-    def __init__(self, guest: Guest, argv: tuple[str, ...], conversation: Conversation) -> None:
+    def __init__(
+        self, guest: Guest, argv: tuple[str, ...], pid: int, conversation: Conversation
+    ) -> None:
+        self.pid = pid
         self._guest = guest
         self._argv = argv
         self._conversation = conversation
@@ -152,7 +157,7 @@ class Guest:
         self.console = console
         self._emulator = emulator
         self._channel = channel
-        self.facts = Facts(release="", fast=(), slow=(), kvm=False)
+        self.facts = Facts(release="", fast=(), slow=(), kvm=False, up_after_s=0)
 
     def start(
         self,
@@ -164,7 +169,10 @@ class Guest:
     ) -> Process:
         """Starts a command, on a terminal of so many rows and columns or without one.
 
-        Any number may run at once. One that cannot be started shows that when waited for.
+        Any number may run at once.
+
+        Raises:
+            OSError: it could not be started.
         """
         words = tuple(str(word) for word in argv)
         conversation = self._channel.open(
@@ -174,7 +182,8 @@ class Guest:
             env={**_environment(), **(env or {})},
             terminal=terminal,
         )
-        return Process(self, words, conversation)
+        started = self._answer(conversation)
+        return Process(self, words, started["pid"], conversation)
 
     def run(
         self,
@@ -197,6 +206,7 @@ class Guest:
             done = process.wait(timeout)
         except CommandTimeout:
             process.signal(signals.SIGKILL, group=True)
+            process.wait(PING_TIMEOUT_S)
             raise
         if check and done.rc != 0:
             raise CommandFailed(
@@ -235,14 +245,19 @@ class Guest:
     def _ask(self, **request: object) -> Message:
         conversation = self._channel.open(**request)
         try:
+            return self._answer(conversation)
+        finally:
+            conversation.end()
+
+    def _answer(self, conversation: Conversation) -> Message:
+        """The answer that the agent gives at once if it lives."""
+        try:
             return self.receive(conversation, PING_TIMEOUT_S)
         except queue.Empty:
             raise GuestLost(
                 f"the guest {self.topology.name} has hung: no answer in {PING_TIMEOUT_S} s",
                 self.console,
             ) from None
-        finally:
-            conversation.end()
 
     def _lost(self) -> GuestLost:
         try:

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds for all tests: with TIERD_NO_SKIP=1 in the environment, a skip is a failure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import TypeVar
+
+import pytest
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _refuse_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _refuse_skip((yield))
+
+
+def _refuse_skip(report: Report) -> Report:
+    expected_failure = hasattr(report, "wasxfail")
+    if report.skipped and not expected_failure and os.environ.get("TIERD_NO_SKIP") == "1":
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and TIERD_NO_SKIP is set: {report.longrepr}"
+    return report

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs in ../workloads, compiled on the host, run in guests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from guests.errors import CommandFailed
+from guests.guest import REPOSITORY, Completed, Guest, Process
+
+SOURCES = Path(__file__).resolve().parents[1] / "workloads"
+FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror")
+
+
+def build(name: str) -> Path:
+    """The program of that name, compiled anew if its source is newer."""
+    source = SOURCES / f"{name}.c"
+    program = REPOSITORY / ".out" / "workloads" / name
+    if program.exists() and program.stat().st_mtime >= source.stat().st_mtime:
+        return program
+    program.parent.mkdir(parents=True, exist_ok=True)
+    scratch = program.with_name(f".{name}.{os.getpid()}")
+    subprocess.run(["gcc", *FLAGS, source, "-o", scratch], check=True)
+    return scratch.rename(program)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A second of hotset; see hotset.c."""
+
+    t: float
+    ops_per_s: float
+    window: int
+    hot_pages: int
+    hot_on_fast: int
+    cold_pages: int
+    cold_on_slow: int
+    absent: int
+
+    @property
+    def hot_share(self) -> float:
+        """The share of the hot window that is on fast nodes."""
+        return self.hot_on_fast / self.hot_pages
+
+
+class Hotset:
+    """A hotset that runs in a guest."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    def sample(self, timeout: float = 60) -> Sample:
+        """The next second; the first comes when the buffer is filled."""
+        return Sample(**json.loads(self._process.readline(timeout)))
+
+    def samples(self, seconds: float) -> Iterator[Sample]:
+        """The samples of so many seconds of the workload's own time."""
+        sample = self.sample()
+        end = sample.t + seconds
+        while sample.t < end:
+            yield sample
+            sample = self.sample()
+        yield sample
+
+    def move_window(self) -> None:
+        """Moves the hot window on."""
+        self._process.signal(signal.SIGUSR1)
+
+    def stop(self, timeout: float = 120) -> Completed:
+        """Ends it; its data are verified if it was started with --verify."""
+        self._process.signal(signal.SIGTERM)
+        return self._process.wait(timeout)
+
+
+@contextmanager
+def hotset(guest: Guest, *options: str) -> Iterator[Hotset]:
+    """Runs hotset with these options on the guest's last CPU, verified at its end.
+
+    Raises:
+        CommandFailed: it, or the verification, failed.
+    """
+    fast = ",".join(map(str, guest.facts.fast))
+    cpu = str(guest.topology.cpus - 1)
+    process = guest.start(
+        [build("hotset"), "--cpu", cpu, "--fast-nodes", fast, "--verify", *options]
+    )
+    running = Hotset(process)
+    try:
+        yield running
+    finally:
+        done = running.stop()
+    if done.rc != 0:
+        raise CommandFailed(f"hotset ended with {done.rc}: {done.stderr}")
