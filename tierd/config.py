@@ -135,6 +135,13 @@ def load(path: Path = DEFAULT_PATH) -> Config:
     return parse(_read(path), str(path))
 
 
+def load_or_default(path: Path | None) -> Config:
+    """As load(); without a path the default one, or no file at all where that isn't there."""
+    if path is None and not DEFAULT_PATH.exists():
+        return Config()
+    return load(path or DEFAULT_PATH)
+
+
 def parse(content: str, file: str) -> Config:
     """As load(), of a text; `file` is what the problems name."""
     try:

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tierd in a guest, and the figures that tests hold it to."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from guests.errors import CommandFailed
+from guests.guest import Completed, Guest, Process
+
+FOLDER = "/run/tierd-test"
+DAMON_STAT = "/sys/module/damon_stat/parameters/enabled"
+
+SETTINGS = f"""
+[daemon]
+state_dir = "{FOLDER}/state"
+runtime_dir = "{FOLDER}/run"
+[damon]
+cpu_percent = 50.0  # an emulated CPU is slow, and kdamond's share of it large
+take_over = true
+"""
+"""What every test in a guest sets."""
+
+PAGE_KIB = 4
+
+
+class Tierd:
+    """A tierd that runs in a guest."""
+
+    def __init__(self, guest: Guest, process: Process) -> None:
+        self.guest = guest
+        self.process = process
+        self.pid = process.pid
+
+    @property
+    def status(self) -> Mapping[str, Any] | None:
+        """What it has published last, None before the first round."""
+        with suppress(FileNotFoundError):
+            found: Mapping[str, Any] = json.loads(self.guest.read(f"{FOLDER}/run/status.json"))
+            return found
+        return None
+
+    @property
+    def moved(self) -> dict[tuple[str, str], int]:
+        """Pages that it says it has moved, by the tiers' names."""
+        status = self.status or {"moved": []}
+        return {(flow["from"], flow["to"]): flow["pages"] for flow in status["moved"]}
+
+    def stop(self) -> Completed:
+        self.process.signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+@contextmanager
+def tierd(guest: Guest, *options: str, settings: str = "") -> Iterator[Tierd]:
+    """Runs tierd with SETTINGS and more of them.
+
+    Raises:
+        CommandFailed: it ended with another exit status than 0.
+    """
+    process = start_tierd(guest, *options, settings=settings)
+    running = Tierd(guest, process)
+    try:
+        yield running
+    finally:
+        done = running.stop()
+    if done.rc != 0:
+        raise CommandFailed(f"tierd ended with {done.rc}: {done.stderr}")
+
+
+def start_tierd(guest: Guest, *options: str, settings: str = "") -> Process:
+    """Starts tierd and leaves its end to the caller."""
+    guest.run(["mkdir", "-p", FOLDER])
+    guest.write(f"{FOLDER}/tierd.toml", (SETTINGS + settings).encode())
+    return guest.start(["tierd", "run", "--config", f"{FOLDER}/tierd.toml", *options])
+
+
+def free_kib(guest: Guest, node: int) -> int:
+    """MemFree of a node."""
+    meminfo = guest.read(f"/sys/devices/system/node/node{node}/meminfo").decode()
+    found = re.search(r"MemFree:\s+(\d+) kB", meminfo)
+    assert found, meminfo
+    return int(found[1])
+
+
+def counter(guest: Guest, name: str) -> int:
+    """A counter of /proc/vmstat."""
+    lines = guest.read("/proc/vmstat").decode().splitlines()
+    return int(dict(line.split() for line in lines)[name])
+
+
+@contextmanager
+def ballast(guest: Guest, node: int, leave_mib: int) -> Iterator[None]:
+    """Fills a node with locked memory until so much of it is free."""
+    pages = free_kib(guest, node) // PAGE_KIB - leave_mib * 256
+    holder = guest.start(
+        [
+            "numactl",
+            f"--membind={node}",
+            "python3",
+            "tests/vm/inside/holder.py",
+            str(pages),
+            "locked",
+        ]
+    )
+    holder.readline(120)
+    try:
+        yield
+    finally:
+        holder.signal(signal.SIGKILL)
+        holder.wait()

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hot window that moves, in a fast node too small for two of it."""
+
+from collections.abc import Callable
+
+import pytest
+from guests.guest import Guest
+from guests.tiering import DAMON_STAT, PAGE_KIB, Tierd, ballast, counter, free_kib, tierd
+from guests.topology import slow_node
+from guests.workloads import Hotset, Sample, hotset
+
+WINDOW_MIB, BUFFER_MIB, FREE_MIB = 64, 256, 120
+WINDOW_PAGES = WINDOW_MIB * 256
+MOVES = 2
+CONVERGED, FIRST_S, CONVERGE_S, SETTLE_S, REST_S = 0.95, 60, 15, 10, 60
+TIERD_MIB = 60
+"""What tierd itself takes of the fast node, its program's files included."""
+
+RULE = """
+[[target]]
+command = "hotset"
+"""
+
+
+def until(workload: Hotset, holds: Callable[[Sample], bool], seconds: float) -> Sample | None:
+    """The first sample for which it holds, None if none does in so many seconds."""
+    return next((sample for sample in workload.samples(seconds) if holds(sample)), None)
+
+
+@pytest.mark.central
+@pytest.mark.guest(slow_node())
+def test_a_moving_window_is_followed(guest: Guest) -> None:
+    kills, damon_stat = counter(guest, "oom_kill"), tunable(guest, DAMON_STAT)
+    options = ("--mib", f"{BUFFER_MIB}", "--hot-mib", f"{WINDOW_MIB}", "--share", "90")
+    with (
+        hotset(guest, *options, "--node", "1") as load,
+        ballast(guest, 0, FREE_MIB + TIERD_MIB),
+        tierd(guest, settings=RULE) as running,
+    ):
+        assert until(load, lambda _: running.status is not None, 60), running.process.stderr
+        capacity_pages = free_kib(guest, 0) // PAGE_KIB
+        before = counter(guest, "pgmigrate_success")
+        arrive(load, FIRST_S, running, window=0)
+        for turn in range(1, 1 + MOVES):
+            load.move_window()
+            arrive(load, CONVERGE_S, running, window=turn)
+        windows = (1 + MOVES) * WINDOW_PAGES
+        least = windows + max(0, windows - capacity_pages)
+        list(load.samples(SETTLE_S))
+        settled = counter(guest, "pgmigrate_success")
+        assert settled - before <= 1.5 * least, running.status
+        assert min(s.hot_share for s in load.samples(REST_S)) >= CONVERGED
+        rested = counter(guest, "pgmigrate_success")
+        assert rested - settled < 0.01 * WINDOW_PAGES, running.process.stderr
+        told = sum(running.moved.values())
+        assert abs(told - (rested - before)) <= 0.01 * told
+    assert counter(guest, "oom_kill") == kills
+    assert tunable(guest, DAMON_STAT) == damon_stat
+
+
+def arrive(load: Hotset, seconds: float, running: Tierd, *, window: int) -> None:
+    """Waits until the window of that number is in the fast node."""
+    arrived = until(load, lambda s: s.window == window and s.hot_share >= CONVERGED, seconds)
+    assert arrived, f"{load.sample()} {running.status} {running.process.stderr}"
+
+
+def tunable(guest: Guest, path: str) -> bytes | None:
+    """A tunable's value, None on a kernel without it."""
+    try:
+        return guest.read(path)
+    except FileNotFoundError:
+        return None

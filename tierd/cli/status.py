@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon's status as a person reads it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tierd.cli.text import amount, ids, table
+from tierd.model import PAGE_BYTES
+
+_TIERS = ("TIER", "KIND", "NODES", "CAPACITY", "ROOM", "HEADROOM", "BACKED BY")
+_FLOWS = ("MOVED", "PAGES", "BYTES")
+_REASONS = ("NOT MOVED", "HOW MUCH")
+
+
+def as_text(status: Mapping[str, Any]) -> str:
+    """Gives tables of the tiers, the targets, what was moved, and what was not and why."""
+    tables = [_headline(status), _tiers(status), _targets(status), _flows(status)]
+    if reasons := list(_reasons(status)):
+        tables.append(table(_REASONS, reasons))
+    tables += [f"note: {note}" for note in status["notes"]]
+    return "\n\n".join(tables)
+
+
+def _headline(status: Mapping[str, Any]) -> str:
+    sampler = status["sampler"]
+    return (
+        f"tierd {status['pid']}: {status['mode']}, {status['rounds']} rounds, the last took "
+        f"{status['round_ms']} ms; DAMON by {sampler['way']}, {sampler['lost']} records lost; "
+        f"a page costs {status['page_cost_ns'] / 1000:.1f} µs to move"
+    )
+
+
+def _tiers(status: Mapping[str, Any]) -> str:
+    return table(
+        _TIERS,
+        [
+            (
+                tier["name"],
+                tier["kind"],
+                ids(tier["nodes"]),
+                amount(tier["capacity"]),
+                amount(tier["free"]),
+                amount(tier["headroom"]),
+                ", ".join(tier["backing"]),
+            )
+            for tier in status["tiers"]
+        ],
+    )
+
+
+def _targets(status: Mapping[str, Any]) -> str:
+    names = [tier["name"] for tier in status["tiers"]]
+    heads = ["TARGET", "COMMAND", *(n.upper() for n in names), *(f"HOT {n.upper()}" for n in names)]
+    rows = [
+        (
+            str(target["pid"]),
+            target["command"],
+            *(amount(target["resident"][name]) for name in names),
+            *(amount(target["hot"][name]) for name in names),
+        )
+        for target in status["targets"]
+    ]
+    return table(heads, rows) if rows else "no targets: none of the configured processes is there"
+
+
+def _flows(status: Mapping[str, Any]) -> str:
+    rows = [
+        (f"{flow['from']} to {flow['to']}", str(flow["pages"]), amount(flow["pages"] * PAGE_BYTES))
+        for flow in status["moved"]
+    ]
+    return table(_FLOWS, rows) if rows else "nothing moved yet"
+
+
+def _reasons(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Gives why hot memory is still in a slower tier, and why moves were refused."""
+    for why, size in status["kept"].items():
+        yield f"hot, but {why}", amount(size)
+    for why, count in status["refused"].items():
+        yield why.replace("_", " "), f"{count} pages"

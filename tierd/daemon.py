@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop that joins the stages: discover, sample, decide, migrate, observe, once a round."""
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierd.config import Config
+from tierd.decide.heat import ceiling, fold
+from tierd.decide.placement import is_hot, plan
+from tierd.decide.settle import settle
+from tierd.kernel import process
+from tierd.kernel.process import Process
+from tierd.migrate.mover import Mover
+from tierd.model import (
+    PAGE_BYTES,
+    PIECE,
+    Accesses,
+    NodeId,
+    Pid,
+    Plan,
+    Policy,
+    Report,
+    Target,
+    Tier,
+    TierRoom,
+    Topology,
+)
+from tierd.observe.flows import Flows, MoveCost, summary
+from tierd.sample import residence
+from tierd.sample.sampler import Sampler
+from tierd.tiers import numa
+
+log = logging.getLogger("tierd")
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+STALE_AGGREGATIONS = 4
+"""Without a snapshot for so many aggregations a target's memory is left where it is."""
+
+FIRST_PAGES = 512
+"""So many pages are moved before the cost of a move is known."""
+
+PROBE_PAGES_BUSY, PROBE_PAGES_AT_REST = 4096, 256
+LOOK_COST = 100
+"""Reading a target's mappings, or all processes, is repeated after so many times what it took."""
+
+LOOK_AGAIN_S = 2.0
+
+
+@dataclass(slots=True)
+class Watched:
+    """A target and what is known of it."""
+
+    process: Process
+    pieces: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, PIECE))
+    accesses: Accesses | None = None
+    mapped: NDArray[np.void] | None = None
+    look_at_s: float = 0.0
+
+    def is_fresh(self, now_s: float) -> bool:
+        seen = self.accesses
+        return seen is not None and now_s - seen.at_s < STALE_AGGREGATIONS * seen.aggregation_s + 1
+
+
+class Daemon:
+    """One tierd over its collaborators.
+
+    Args:
+        config: checked, of which the policy, the budgets and the interval are used here.
+        topology: the tiers.
+        sampler: watches processes.
+        mover: makes moves, None to decide only.
+        find: lists the processes that are to be targets now.
+        free_bytes: what each node can take before the kernel reclaims.
+        tell: is given the status after each round.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        topology: Topology,
+        sampler: Sampler,
+        mover: Mover | None,
+        find: Callable[[], Iterable[Process]],
+        free_bytes: Callable[[], Mapping[NodeId, int]],
+        tell: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.config, self.topology, self.sampler, self.mover = config, topology, sampler, mover
+        self.find, self.free_bytes, self.tell = find, free_bytes, tell
+        self.watched: dict[Pid, Watched] = {}
+        self.names = {tier.rank: tier.name for tier in topology.tiers}
+        self.rank_of_node = topology.rank_of_node()
+        self.flows = Flows()
+        self.cost = MoveCost(config.policy.placement.move_cost_ns)
+        self.rng = np.random.default_rng()
+        self.rounds = 0
+        self.round_s = 0.0
+        self.find_at_s = 0.0
+        self.moved_lately = True
+
+    def run(self, *, for_s: float | None = None) -> None:
+        """Goes round until SIGTERM or SIGINT, or for so many seconds.
+
+        Both signals are blocked and waited for between the rounds, so that none cuts a round short
+        half-way. The caller blocks them before it changes anything on the machine.
+        """
+        end_s = float("inf") if for_s is None else time.monotonic() + for_s
+        next_s = time.monotonic()
+        while next_s < end_s:
+            self.round()
+            next_s = max(next_s + self.config.daemon.interval_s, time.monotonic())
+            if stop_asked(min(next_s, end_s) - time.monotonic()):
+                return
+
+    def round(self) -> None:
+        begin_s = time.monotonic()
+        self._follow_targets(begin_s)
+        for accesses in self.sampler.poll():
+            self._take_in(accesses)
+        targets = self._fresh_targets(begin_s)
+        rooms = self._rooms()
+        made = self._decide(targets, rooms, begin_s)
+        self._move(made, begin_s)
+        self.rounds += 1
+        self.round_s = time.monotonic() - begin_s
+        self.tell(self._status(rooms))
+
+    # Targets
+
+    def _follow_targets(self, now_s: float) -> None:
+        for pid in self.sampler.gone():
+            self._forget(pid)
+        if now_s < self.find_at_s:
+            return
+        found = {target.pid: target for target in self.find()}
+        for pid in [pid for pid in self.watched if pid not in found]:
+            self._forget(pid)
+        for pid, target in found.items():
+            known = self.watched.get(pid)
+            if known is not None and known.process.start_ticks != target.start_ticks:
+                self._forget(pid)
+            if pid not in self.watched:
+                self._watch(target)
+        took_s = time.monotonic() - now_s
+        self.find_at_s = now_s + max(LOOK_AGAIN_S, LOOK_COST * took_s)
+
+    def _watch(self, target: Process) -> None:
+        try:
+            self.sampler.watch(target.pid)
+        except ProcessLookupError:
+            return
+        self.watched[target.pid] = Watched(process=target)
+        log.info("watching process %d (%s)", target.pid, target.command)
+
+    def _forget(self, pid: Pid) -> None:
+        watched = self.watched.pop(pid, None)
+        if watched is not None:
+            self.sampler.unwatch(pid)
+            log.info("process %d (%s) is no target any more", pid, watched.process.command)
+
+    # Sample
+
+    def _take_in(self, accesses: Accesses) -> None:
+        watched = self.watched.get(accesses.pid)
+        if watched is None:
+            return
+        self._look_at_mappings(watched, accesses.at_s)
+        if watched.mapped is None:
+            return
+        policy = self.config.policy.placement
+        watched.accesses = accesses
+        watched.pieces = fold(watched.pieces, accesses, watched.mapped, policy)
+
+    def _look_at_mappings(self, watched: Watched, now_s: float) -> None:
+        if now_s < watched.look_at_s:
+            return
+        begin_s = time.monotonic()
+        watched.mapped = process.read_mapped(watched.process.pid)
+        took_s = time.monotonic() - begin_s
+        watched.look_at_s = now_s + max(LOOK_AGAIN_S, LOOK_COST * took_s)
+
+    def _fresh_targets(self, now_s: float) -> list[Watched]:
+        """Returns the targets with recent samples, their pieces' places looked at."""
+        budget = PROBE_PAGES_BUSY if self.moved_lately else PROBE_PAGES_AT_REST
+        fresh = [w for w in self.watched.values() if w.is_fresh(now_s) and len(w.pieces)]
+        for watched in fresh:
+            unknown = not np.isfinite(watched.pieces["probed_s"]).all()
+            try:
+                residence.probe(
+                    watched.process.pid,
+                    watched.pieces,
+                    self.rank_of_node,
+                    budget_pages=(PROBE_PAGES_BUSY if unknown else budget) // len(fresh),
+                    now_s=now_s,
+                    rng=self.rng,
+                )
+            except ProcessLookupError:
+                watched.accesses = None
+        return [watched for watched in fresh if watched.accesses is not None]
+
+    # Decide
+
+    def _rooms(self) -> list[TierRoom]:
+        percent = self.config.policy.headroom_percent
+        return numa.rooms(self.topology.tiers, self.free_bytes(), percent)
+
+    def _policy(self) -> Policy:
+        return replace(self.config.policy.placement, move_cost_ns=self.cost.page_ns)
+
+    def _decide(self, fresh: list[Watched], rooms: list[TierRoom], now_s: float) -> Plan:
+        targets = [
+            Target(pid=w.process.pid, pieces=w.pieces, ceiling=ceiling(w.accesses))
+            for w in fresh
+            if w.accesses is not None
+        ]
+        budget = self.config.migrate.budget_mbps * (1 << 20) * self.config.daemon.interval_s
+        if self.cost.seen_pages < FIRST_PAGES:
+            budget = min(budget, FIRST_PAGES * PAGE_BYTES)
+        made = plan(targets, rooms, self._policy(), now_s=now_s, budget_bytes=int(budget))
+        self.flows.note(made)
+        return made
+
+    # Migrate
+
+    def _move(self, made: Plan, begin_s: float) -> None:
+        self.moved_lately = bool(len(made.moves))
+        if self.mover is None or not len(made.moves):
+            self.cost.idle()
+            return
+        config = self.config
+        share_s = config.daemon.interval_s * config.migrate.round_percent / 100
+        report = self.mover.run(made, deadline_s=time.monotonic() + share_s)
+        self.flows.add(report)
+        self.cost.add(report)
+        self._learn(report, begin_s)
+        if line := summary(report, self.names):
+            log.info("%s", line)
+
+    def _learn(self, report: Report, now_s: float) -> None:
+        for index, pid in enumerate(report.plan.pids):
+            watched = self.watched[pid]
+            watched.pieces = settle(watched.pieces, report, index, self._policy(), now_s=now_s)
+
+    # Observe
+
+    def _status(self, rooms: list[TierRoom]) -> dict[str, Any]:
+        flows, names = self.flows, self.names
+        return {
+            "mode": str(self.config.policy.mode),
+            "rounds": self.rounds,
+            "round_ms": round(self.round_s * 1e3, 2),
+            "tiers": [
+                self._tier_status(*pair) for pair in zip(self.topology.tiers, rooms, strict=True)
+            ],
+            "targets": [self._target_status(watched) for watched in self.watched.values()],
+            "moved": [
+                {"from": names[source], "to": names[destination], "pages": count}
+                for (source, destination), count in sorted(flows.moved.items())
+            ],
+            "refused": {o.label: count for o, count in sorted(flows.refused.items()) if count},
+            "kept": {str(why): size for why, size in flows.kept.items()},
+            "sampler": self._sampler_status(),
+            "page_cost_ns": round(self.cost.page_ns, 1),
+            "notes": list(self.topology.warnings),
+        }
+
+    def _sampler_status(self) -> dict[str, Any]:
+        sampler = self.sampler
+        tuning = {str(pid): asdict(tuning) for pid, tuning in sampler.tuning.items()}
+        return {"way": sampler.way, "lost": sampler.losses, "tuning": tuning}
+
+    def _tier_status(self, tier: Tier, room: TierRoom) -> dict[str, Any]:
+        backing = {str(node.backing) for node in self.topology.nodes if node.id in tier.nodes}
+        return {
+            "rank": tier.rank,
+            "name": tier.name,
+            "kind": str(tier.kind),
+            "nodes": list(tier.nodes),
+            "capacity": room.capacity_bytes,
+            "free": room.free_bytes,
+            "headroom": room.headroom_bytes,
+            "backing": sorted(backing),
+        }
+
+    def _target_status(self, watched: Watched) -> dict[str, Any]:
+        pieces = watched.pieces
+        length = (pieces["end"] - pieces["start"]).astype(np.float64)
+        resident = length[:, None] * pieces["resident"]
+        most = np.inf if watched.accesses is None else ceiling(watched.accesses)
+        hot = is_hot(pieces, most, self._policy())
+        ranks = sorted(self.names)
+        return {
+            "pid": watched.process.pid,
+            "command": watched.process.command,
+            "pieces": len(pieces),
+            "resident": {self.names[rank]: int(resident[:, rank].sum()) for rank in ranks},
+            "hot": {self.names[rank]: int(resident[hot, rank].sum()) for rank in ranks},
+        }
+
+
+def stop_asked(wait_s: float) -> bool:
+    """Waits for one of the stop signals, which are blocked; returns whether one came."""
+    return signal.sigtimedwait(STOP_SIGNALS, max(wait_s, 0.0)) is not None
