@@ -3,10 +3,14 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from guests import topology
+from guests.boot import boot
 from guests.errors import CommandFailed, CommandTimeout, GuestLost, GuestPanic
 from guests.guest import REPOSITORY, Guest
 from guests.topology import Emulator
@@ -240,6 +244,40 @@ def test_guest_that_ends_is_lost(doomed_guest: Guest) -> None:
     with pytest.raises(GuestLost, match="ended") as lost:
         doomed_guest.run(["sh", "-c", "echo o > /proc/sysrq-trigger; sleep 1000"])
     assert not isinstance(lost.value, GuestPanic)
+
+
+def test_boot_that_hangs_is_tried_once_more(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("guests.boot.BOOT_TIMEOUT_S", 0.1)
+    with pytest.raises(GuestLost, match=r"was not up after 0\.1 s"), boot(topology.flat()):
+        pytest.fail("it is up")
+    assert [record.message for record in caplog.records if "booting again" in record.message]
+    assert psutil.Process().children(recursive=True) == []
+
+
+BOOTS = """
+from guests import topology
+from guests.boot import boot
+with boot(topology.flat()) as guest:
+    print("up", flush=True)
+    guest.run(["sleep", "1000"], timeout=1000)
+"""
+
+
+def test_guest_does_not_outlive_its_killed_owner() -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", BOOTS],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "tests/vm")},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == "up\n"
+    (qemu,) = psutil.Process(owner.pid).children(recursive=True)
+    owner.kill()
+    owner.wait()
+    assert psutil.wait_procs([qemu], timeout=30) == ([qemu], [])
 
 
 def test_workload_is_compiled_once() -> None:

@@ -38,6 +38,8 @@ SETUP_TIMEOUT_S = 120
 
 PORT = "tierd.agent"
 
+KEPT_CONSOLES = 50
+
 OVERLAYS = ("/etc", "/home", "/opt", "/root", "/srv", "/tmp", "/usr", "/var")
 HIDDEN = ("/dev", "/proc", "/run", "/sys", "/var/cache", "/var/log", "/var/tmp")
 """Folders that virtme-ng covers with empty ones in the guest."""
@@ -101,6 +103,8 @@ def console_log(name: str) -> Path:
     """A file for a console, which outlives the guest."""
     folder = REPOSITORY / ".out" / "consoles"
     folder.mkdir(parents=True, exist_ok=True)
+    for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT_CONSOLES]:
+        old.unlink(missing_ok=True)
     return folder / f"{name}-{time.strftime('%H%M%S')}-{os.getpid()}.log"
 
 

@@ -51,7 +51,7 @@ def fetch(kernel: Kernel) -> Installed:
 
 def _build(kernel: Kernel, folder: Path) -> str:
     with archive.suite(kernel.suite) as apt:
-        release = _newest_release(apt, kernel)
+        release = newest_release(apt, kernel)
         names = re.escape(release)
         packages = apt.search(f"^linux-(binary|modules|base)-{names}$")
         if not packages:
@@ -61,7 +61,7 @@ def _build(kernel: Kernel, folder: Path) -> str:
     return digest
 
 
-def _newest_release(apt: Apt, kernel: Kernel) -> str:
+def newest_release(apt: Apt, kernel: Kernel) -> str:
     """The newest release of a series, such as 7.2.13+deb14-amd64."""
     prefix = "linux-image-"
     series = re.escape(kernel)

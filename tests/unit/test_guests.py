@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of the guests can be tested without booting one."""
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from guests import accelerator, archive, cache, kernels, topology
+from guests.archive import Apt, Suite
+from guests.errors import ArchiveError
+from guests.kernels import Kernel
+from guests.topology import Emulator, Kind, Topology
+from hypothesis import given
+from hypothesis import strategies as st
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("TIERD_CACHE", str(folder))
+    return folder
+
+
+def pairs(arguments: list[str]) -> Iterator[tuple[str, str]]:
+    """QEMU's options and their values, which always come in pairs here."""
+    assert len(arguments) % 2 == 0
+    return zip(arguments[::2], arguments[1::2], strict=True)
+
+
+def values(arguments: list[str], option: str) -> list[str]:
+    return [value for name, value in pairs(arguments) if name == option]
+
+
+def test_one_cxl_device() -> None:
+    arguments = topology.cxl(512).arguments()
+    assert values(arguments, "-machine") == ["q35,cxl=on,hmat=on"]
+    assert values(arguments, "-cpu") == ["max,hypervisor=off"]
+    assert values(arguments, "-object") == ["memory-backend-ram,id=vmem0,size=512M"]
+    assert values(arguments, "-M") == ["cxl-fmw.0.targets.0=cxl.0,cxl-fmw.0.size=4G"]
+    assert [device.split(",")[0] for device in values(arguments, "-device")] == [
+        "pxb-cxl",
+        "cxl-rp",
+        "cxl-type3",
+    ]
+
+
+def test_two_cxl_devices_have_a_window_each() -> None:
+    (windows,) = values(topology.cxl(256, 512).arguments(), "-M")
+    assert "cxl-fmw.0.targets.0=cxl.0" in windows
+    assert "cxl-fmw.1.targets.0=cxl.1" in windows
+
+
+def test_interleaved_cxl_devices_share_a_window() -> None:
+    (window,) = values(topology.cxl(256, 256, interleaved=True).arguments(), "-M")
+    assert window == "cxl-fmw.0.targets.0=cxl.0,cxl-fmw.0.targets.1=cxl.1,cxl-fmw.0.size=4G"
+
+
+def test_slow_node_is_an_nvdimm_of_node_1() -> None:
+    arguments = topology.slow_node(memory_mib=1024, slow_mib=768).arguments()
+    assert values(arguments, "-object") == [
+        "memory-backend-ram,id=fast,size=1024M",
+        "memory-backend-ram,id=slow,size=768M",
+    ]
+    assert values(arguments, "-device") == ["nvdimm,id=nvdimm0,memdev=slow,node=1"]
+
+
+def test_memory_of_numa_nodes_adds_up() -> None:
+    arguments = topology.numa(memory_mib=1024, slow_mib=512).arguments()
+    assert values(arguments, "-m") == ["1536M"]
+    assert values(arguments, "-numa") == [
+        "node,nodeid=0,cpus=0-1,memdev=fast",
+        "node,nodeid=1,memdev=slow",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "slow_mib", "interleaved"),
+    [
+        (Kind.CXL, (), False),
+        (Kind.CXL, (512, 512, 512), False),
+        (Kind.CXL, (300,), False),
+        (Kind.CXL, (256,), True),
+        (Kind.CXL, (256, 512), True),
+        (Kind.SLOW_NODE, (512, 512), False),
+        (Kind.SLOW_NODE, (512,), True),
+        (Kind.NUMA, (), False),
+        (Kind.FLAT, (512,), False),
+    ],
+)
+def test_impossible_topology(kind: Kind, slow_mib: tuple[int, ...], *, interleaved: bool) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        Topology(kind=kind, slow_mib=slow_mib, interleaved=interleaved)
+
+
+TOPOLOGIES = st.one_of(
+    st.builds(
+        Topology,
+        kind=st.just(Kind.CXL),
+        memory_mib=st.sampled_from([1024, 2048]),
+        slow_mib=st.sampled_from([(256,), (512,), (256, 512), (512, 256)]),
+        emulator=st.sampled_from(Emulator),
+        cpus=st.sampled_from([1, 2, 4]),
+        numa_balancing=st.booleans(),
+    ),
+    st.builds(
+        Topology,
+        kind=st.sampled_from([Kind.NUMA, Kind.SLOW_NODE]),
+        memory_mib=st.sampled_from([512, 1024]),
+        slow_mib=st.sampled_from([(512,), (1024,)]),
+    ),
+    st.builds(topology.flat),
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"memory_mib": 1024},
+        {"slow_mib": (256, 512)},
+        {"interleaved": True},
+        {"emulator": Emulator.FAST},
+        {"cpus": 4},
+        {"numa_balancing": True},
+    ],
+)
+def test_names_tell_topologies_apart(change: dict[str, Any]) -> None:
+    plain = topology.cxl(256, 256)
+    assert dataclasses.replace(plain, **change).name != plain.name
+
+
+@given(TOPOLOGIES)
+def test_devices_have_ids_of_their_own(given_topology: Topology) -> None:
+    named = [
+        part
+        for _, value in pairs(given_topology.arguments())
+        for part in value.split(",")
+        if part.startswith(("id=", "bus_nr=", "nodeid="))
+    ]
+    assert len(named) == len(set(named))
+
+
+def build(folder: Path) -> str:
+    (folder / "file").write_text("content")
+    return "0123abcd"
+
+
+def test_tree_is_built_once(private_cache: Path) -> None:
+    first = cache.tree("name", build)
+    assert first == private_cache / "trees" / "0123abcd"
+    assert (first / "file").read_text() == "content"
+    assert cache.tree("name", lambda _: pytest.fail("built again")) == first
+
+
+def test_same_content_is_kept_once() -> None:
+    assert cache.tree("name", build) == cache.tree("other", build)
+
+
+def test_build_that_fails_leaves_nothing(private_cache: Path) -> None:
+    def fail(folder: Path) -> str:
+        (folder / "half").touch()
+        raise ArchiveError("no network")
+
+    with pytest.raises(ArchiveError):
+        cache.tree("name", fail)
+    assert list((private_cache / "trees").iterdir()) == []
+    assert cache.tree("name", build).is_dir()
+
+
+def test_tree_that_was_deleted_is_built_again() -> None:
+    tree = cache.tree("name", build)
+    (tree / "file").unlink()
+    tree.rmdir()
+    assert (cache.tree("name", build) / "file").exists()
+
+
+BUILDER = """
+import sys
+from guests import cache
+
+def build(folder):
+    print("building", flush=True)
+    sys.stdin.readline()
+    return "digest"
+
+print("going", flush=True)
+cache.tree("name", build)
+print("done")
+"""
+
+
+def start_builder(cache_folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", BUILDER],
+        env={"PYTHONPATH": str(REPOSITORY / "tests/vm"), "TIERD_CACHE": str(cache_folder)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_processes_that_want_one_tree_build_it_once(private_cache: Path) -> None:
+    first = start_builder(private_cache)
+    assert first.stdout is not None
+    assert [first.stdout.readline() for _ in range(2)] == ["going\n", "building\n"]
+    second = start_builder(private_cache)
+    assert second.stdout is not None
+    assert second.stdout.readline() == "going\n"
+    assert first.communicate("go on\n")[0] == "done\n"
+    assert second.communicate("go on\n")[0] == "done\n"
+
+
+def test_newest_release_is_by_number() -> None:
+    class Answer(Apt):
+        def search(self, pattern: str) -> list[str]:
+            del pattern
+            return [f"linux-image-7.2.{n}+deb14-amd64" for n in (9, 13, 1)]
+
+    apt = Answer(Suite.SID, Path())
+    assert kernels.newest_release(apt, Kernel.LATEST) == "7.2.13+deb14-amd64"
+
+
+def test_series_that_the_archive_dropped() -> None:
+    class Nothing(Apt):
+        def search(self, pattern: str) -> list[str]:
+            del pattern
+            return []
+
+    with pytest.raises(ArchiveError, match=r"no kernel 6\.12"):
+        kernels.newest_release(Nothing(Suite.TRIXIE, Path()), Kernel.LTS)
+
+
+def test_no_archive_without_apt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ArchiveError, match="apt-get"), archive.suite(Suite.SID):
+        pass
+
+
+def test_kvm_is_tried_once_a_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator, "DEVICE", tmp_path)
+    monkeypatch.setattr(accelerator, "BOOT_ID", tmp_path / "boot_id")
+    (tmp_path / "boot_id").write_text("first\n")
+    assert accelerator.kvm_works(lambda: True)
+    assert accelerator.kvm_works(lambda: pytest.fail("tried again"))
+    (tmp_path / "boot_id").write_text("second\n")
+    assert not accelerator.kvm_works(lambda: False)
+    assert not accelerator.kvm_works(lambda: pytest.fail("tried again"))
+
+
+def test_no_kvm_without_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator, "DEVICE", tmp_path / "kvm")
+    assert not accelerator.kvm_works(lambda: pytest.fail("tried"))
+
+
+SKIPS = """
+import pytest
+
+def test_that_skips():
+    pytest.skip("no such hardware")
+
+@pytest.mark.xfail(reason="known")
+def test_that_is_known_to_fail():
+    assert False
+"""
+
+
+@pytest.mark.parametrize(("no_skip", "outcome"), [("1", "1 failed"), ("", "1 skipped")])
+def test_skips_can_be_refused(tmp_path: Path, no_skip: str, outcome: str) -> None:
+    (tmp_path / "test_skips.py").write_text(SKIPS)
+    (tmp_path / "conftest.py").symlink_to(REPOSITORY / "tests/conftest.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tmp_path],
+        cwd=tmp_path,
+        env={"TIERD_NO_SKIP": no_skip},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"{outcome}, 1 xfailed" in done.stdout
+    assert "no such hardware" in done.stdout or not no_skip
