@@ -266,17 +266,16 @@ with boot(topology.flat()) as guest:
 
 
 def test_guest_does_not_outlive_its_killed_owner() -> None:
-    owner = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", BOOTS],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY / "tests/vm")},
         stdout=subprocess.PIPE,
         text=True,
-    )
-    assert owner.stdout is not None
-    assert owner.stdout.readline() == "up\n"
-    (qemu,) = psutil.Process(owner.pid).children(recursive=True)
-    owner.kill()
-    owner.wait()
+    ) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "up\n"
+        (qemu,) = psutil.Process(owner.pid).children(recursive=True)
+        owner.kill()
     assert psutil.wait_procs([qemu], timeout=30) == ([qemu], [])
 
 

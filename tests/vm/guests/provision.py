@@ -86,7 +86,7 @@ def set_up_cxl(devices: int, *, interleaved: bool) -> None:
     groups = [decoders] if interleaved else [[decoder] for decoder in decoders]
     for group in groups:
         root = next(root for root in roots if reaches(root, group))
-        make_region(root, group)
+        make_region(root, in_order(root, group))
     wait("memory of the CXL regions", lambda: len(memory_only_nodes()) == len(groups))
     run("udevadm", "settle")
 
@@ -102,10 +102,20 @@ def endpoint_decoders() -> list[Path]:
     return [decoder for endpoint in endpoints for decoder in endpoint.glob("decoder*.0")]
 
 
+def targets(root: Path) -> list[str]:
+    """The ids of a window's host bridges, in the order in which it interleaves over them."""
+    return (root / "target_list").read_text().strip().split(",")
+
+
 def reaches(root: Path, decoders: list[Path]) -> bool:
     """Whether all of the window's host bridges, and no others, lead to these decoders."""
-    targets = set((root / "target_list").read_text().strip().split(","))
-    return targets == {bridge_target(root, decoder) for decoder in decoders}
+    return set(targets(root)) == {bridge_target(root, decoder) for decoder in decoders}
+
+
+def in_order(root: Path, decoders: list[Path]) -> list[Path]:
+    """The decoders as the window interleaves over them; the kernel refuses any other order."""
+    order = targets(root)
+    return sorted(decoders, key=lambda decoder: order.index(bridge_target(root, decoder)))
 
 
 def bridge_target(root: Path, decoder: Path) -> str:
