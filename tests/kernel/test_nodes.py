@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tierd.discover.topology import discover, read_use
 from tierd.kernel import nodes, text, zoneinfo
+from tierd.kernel.free import FreeMemory
 from tierd.model import PAGE_BYTES
 
 
@@ -45,6 +48,13 @@ def test_room_is_below_what_is_free() -> None:
     free = sum(zone.free_pages for zone in zoneinfo.read_zones()) * PAGE_BYTES
     assert 0 <= sum(zoneinfo.free_above_watermarks_bytes().values()) < free
     assert free <= os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES
+
+
+def test_cheap_room_is_that_of_zoneinfo() -> None:
+    """Within what other processes take and give back between the two reads."""
+    with FreeMemory() as free:
+        for node, exact in zoneinfo.free_above_watermarks_bytes().items():
+            assert free.room_bytes(node) == pytest.approx(exact, abs=256 << 20)
 
 
 @contextmanager

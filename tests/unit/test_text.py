@@ -73,7 +73,7 @@ def test_garbled_content_names_the_file_and_what_was_wanted(tmp_path: Path) -> N
 def test_file_over_the_limit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "attribute"
     path.write_bytes(b"\xff" * (text.ATTRIBUTE_BYTES + 1))
-    with pytest.raises(UnexpectedContent, match="not 4096 bytes"):
+    with pytest.raises(UnexpectedContent, match="not at most 4096 bytes"):
         text.read(path)
     path.write_bytes(b"x" * text.ATTRIBUTE_BYTES)
     assert text.read(path) == "x" * text.ATTRIBUTE_BYTES
@@ -82,3 +82,12 @@ def test_file_over_the_limit_is_refused(tmp_path: Path) -> None:
 def test_file_that_may_not_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         text.read(tmp_path)
+
+
+def test_large_file_is_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "many"
+    path.write_text("0123456789\n" * 1000)
+    assert text.read_bytes(path, 11_000) == path.read_bytes()
+    assert list(text.lines(path, 11_000)) == [b"0123456789\n"] * 1000
+    with pytest.raises(UnexpectedContent, match="not at most 10999 bytes"):
+        list(text.lines(path, 10_999))

@@ -19,6 +19,7 @@ mm/mempolicy.c. A process that has gone, or goes while it is read, is None. Samp
                 7f0b48000000 default file=/usr/bin/cat mapped=5 N0=5 kernelpagesize_kB=4
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -79,13 +80,13 @@ class BoundRange:
 
 def read_pids(root: Path = Path("/")) -> tuple[Pid, ...]:
     """Returns every process, kernel threads too, in ascending order."""
-    names = (entry.name for entry in text.entries(root / "proc"))
-    return tuple(sorted(Pid(int(name)) for name in names if name.isdecimal()))
+    with os.scandir(root / "proc") as entries:
+        return tuple(sorted(Pid(int(e.name)) for e in entries if e.name.isdecimal()))
 
 
 def read_command(pid: Pid, root: Path = Path("/")) -> str | None:
     """Returns the name in comm, which execve(2) sets and the process may change."""
-    content = text.read_bytes(_folder(pid, root) / "comm", text.ATTRIBUTE_BYTES)
+    content = text.read_bytes(f"{root}/proc/{pid}/comm", text.ATTRIBUTE_BYTES)
     return None if content is None else content.decode(errors="replace").removesuffix("\n")
 
 

@@ -11,6 +11,7 @@ One that is there and holds something else than documented raises UnexpectedCont
 """
 
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,8 +23,10 @@ ATTRIBUTE_BYTES = 4096
 LARGEST_ID = 1 << 16
 """Above any node, CPU or memory block list that is worth taking: a garbled range ends here."""
 
+GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ENODEV, errno.ENXIO})
+"""What the files of a process, device or node that is not there, or no longer, answer."""
+
 _NO_ADDRESS = (1 << 64) - 1
-_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ENODEV, errno.ENXIO})
 
 
 class UnexpectedContent(TierdError):
@@ -49,17 +52,32 @@ def read(path: Path, limit: int = ATTRIBUTE_BYTES) -> str | None:
     return None if content is None else content.decode(errors="replace").strip()
 
 
-def read_bytes(path: Path, limit: int) -> bytes | None:
-    """As read(), as it stands. A process or device that goes away in mid-read is None too."""
+def read_bytes(path: Path | str, limit: int) -> bytes | None:
+    """As read(), as it stands. A process or device that goes away in mid-read is None too.
+
+    Without a Python file object, which would cost more than the read of a small file.
+    """
     try:
-        with path.open("rb") as file:
-            content = file.read(limit + 1)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            content = _read_all(file, limit + 1)
+        finally:
+            os.close(file)
     except OSError as error:
-        if error.errno in _GONE:
+        if error.errno in GONE:
             return None
         raise
     if len(content) > limit:
-        raise UnexpectedContent(path, content[:80].decode(errors="replace"), f"{limit} bytes")
+        shown = content[:80].decode(errors="replace")
+        raise UnexpectedContent(Path(path), shown, f"at most {limit} bytes")
+    return content
+
+
+def _read_all(file: int, most: int) -> bytes:
+    """Reads to the end or so many bytes: procfs gives a page or so at a time."""
+    content = b""
+    while len(content) < most and (part := os.read(file, most - len(content))):
+        content += part
     return content
 
 
@@ -78,10 +96,12 @@ def lines(path: Path, limit: int) -> Iterator[bytes]:
             for line in file:
                 left -= len(line)
                 if left < 0:
-                    raise UnexpectedContent(path, line.decode(errors="replace"), f"{limit} bytes")
+                    raise UnexpectedContent(
+                        path, line.decode(errors="replace"), f"at most {limit} bytes"
+                    )
                 yield line
     except OSError as error:
-        if error.errno not in _GONE:
+        if error.errno not in GONE:
             raise
 
 
@@ -90,7 +110,7 @@ def link_name(path: Path) -> str | None:
     try:
         return path.readlink().name
     except OSError as error:
-        if error.errno in _GONE or error.errno == errno.EINVAL:
+        if error.errno in GONE or error.errno == errno.EINVAL:
             return None
         raise
 

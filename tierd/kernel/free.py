@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a node can take at this moment, cheap enough to be asked before every batch of moves.
+
+/proc/zoneinfo has all that counts, but grows with nodes times CPUs, and reading it costs as much as
+moving a hundred pages. So it is read once a second, for what the zones withhold; what is free
+is read each time from the node's meminfo, which stays open (Documentation/ABI/stable/
+sysfs-devices-node; sysfs makes the text anew for each pread at offset 0)::
+
+    Node 1 MemTotal:         524288 kB
+    Node 1 MemFree:          523264 kB
+
+The two are of the same counters. Where a zone holds less than it withholds, meminfo cannot tell,
+and the answer is lower than zoneinfo's, never higher.
+"""
+
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tierd.kernel import text, zoneinfo
+from tierd.model import PAGE_BYTES, NodeId
+
+REFRESH_S = 1.0
+"""Watermarks change with sysctls, hotplug and, for seconds, when memory gets fragmented."""
+
+_MEMORY_FREE = re.compile(rb" MemFree: +(\d+) kB\n")
+
+
+class FreeMemory:
+    """A context that holds the nodes' meminfo files open.
+
+    Args:
+        root: where /proc and /sys are.
+        clock: CLOCK_MONOTONIC in seconds.
+    """
+
+    def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
+        self._root, self._clock = root, clock
+        self._files: dict[NodeId, int] = {}
+        self._withheld: Mapping[NodeId, int] = {}
+        self._good_until_s = float("-inf")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def room_bytes(self, node: NodeId) -> int:
+        """Returns what can be moved to the node without a reclaim; 0 where it has gone.
+
+        Raises:
+            UnexpectedContent: meminfo or zoneinfo are not as documented.
+        """
+        now_s = self._clock()
+        if now_s >= self._good_until_s:
+            self._withheld = _withheld_bytes(self._root)
+            self._good_until_s = now_s + REFRESH_S
+        if node not in self._withheld:
+            return 0
+        return max(0, self._free_bytes(node) - self._withheld[node])
+
+    def _free_bytes(self, node: NodeId) -> int:
+        path = self._root / f"sys/devices/system/node/node{node}/meminfo"
+        try:
+            if node not in self._files:
+                self._files[node] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            content = os.pread(self._files[node], text.ATTRIBUTE_BYTES, 0)
+        except OSError as error:
+            if error.errno not in text.GONE:
+                raise
+            self._forget(node)
+            return 0
+        found = _MEMORY_FREE.search(content)
+        if found is None:
+            raise text.UnexpectedContent(path, content.decode(errors="replace"), "MemFree in kB")
+        return int(found[1]) << 10
+
+    def _forget(self, node: NodeId) -> None:
+        """Closes a file whose node went offline: it answers ENODEV even when the node is back."""
+        if node in self._files:
+            os.close(self._files.pop(node))
+
+
+def _withheld_bytes(root: Path) -> Mapping[NodeId, int]:
+    withheld: defaultdict[NodeId, int] = defaultdict(int)
+    for zone in zoneinfo.read_zones(root):
+        withheld[zone.node] += zone.withheld_pages * PAGE_BYTES
+    return dict(withheld)
