@@ -24,6 +24,7 @@ from tierd.discover.topology import discover
 from tierd.errors import TierdError
 from tierd.journal import Journal
 from tierd.kernel import zoneinfo
+from tierd.kernel.free import FreeMemory
 from tierd.kernel.process import Process, is_alive
 from tierd.migrate.limits import LimitsReader
 from tierd.migrate.mover import Mover
@@ -107,13 +108,14 @@ def _set_up(stack: ExitStack, settings: Config) -> Daemon:
     stack.callback(status.withdraw, runtime_dir)
     stack.callback(_undo, journal)
     sampler = stack.enter_context(Session(settings.damon, journal))
+    free = stack.enter_context(FreeMemory())
     for tier in topology.tiers:
         log.info("tier %d: %s, nodes %s", tier.rank, tier.name, ", ".join(map(str, tier.nodes)))
     return Daemon(
         settings,
         topology=topology,
         sampler=sampler,
-        mover=_mover(settings, topology) if settings.policy.mode.moves else None,
+        mover=_mover(settings, topology, free) if settings.policy.mode.moves else None,
         find=Finder(settings.targets),
         free_bytes=zoneinfo.free_above_watermarks_bytes,
         tell=partial(_publish, runtime_dir),
@@ -128,13 +130,12 @@ def _require_tiers(topology: Topology) -> None:
         )
 
 
-def _mover(settings: Config, topology: Topology) -> Mover:
+def _mover(settings: Config, topology: Topology, free: FreeMemory) -> Mover:
     tier_of = {node: tier for tier in topology.tiers for node in tier.nodes}
 
     def room(node: NodeId) -> int:
-        free = zoneinfo.free_above_watermarks_bytes()
-        percent = settings.policy.headroom_percent
-        return numa.node_room_bytes(tier_of[node], node, free, percent)
+        room = {node: free.room_bytes(node)}
+        return numa.node_room_bytes(tier_of[node], node, room, settings.policy.headroom_percent)
 
     return Mover(
         topology=topology,
