@@ -51,6 +51,7 @@ def warnings(root: Path) -> list[str]:
         ("cxl-interleaved", [("dram", "dram", [0]), ("cxl", "cxl", [1])]),
         ("cxl-two-regions", [("dram", "dram", [0]), ("cxl", "cxl", [1, 2])]),
         ("flat", [("dram", "dram", [0])]),
+        ("hmat", [("dram", "dram", [0]), ("dram1", "dram", [1])]),
         ("numa", [("dram", "dram", [0]), ("dram1", "dram", [1])]),
         ("slow-node-6.12", [("dram", "dram", [0]), ("pmem", "dram", [1])]),
         ("slow-node-7.2", [("dram", "dram", [0]), ("pmem", "dram", [1])]),
@@ -129,6 +130,22 @@ def latency(root: Path, node: int, latency_ns: int, bandwidth_mbps: int) -> None
     folder = f"sys/devices/system/node/node{node}/access1/initiators"
     put(root, f"{folder}/read_latency", f"{latency_ns}\n")
     put(root, f"{folder}/read_bandwidth", f"{bandwidth_mbps}\n")
+
+
+def test_hmat_of_a_real_guest(tmp_path: Path) -> None:
+    found = discover((), trees.unpack("hmat", tmp_path))
+    assert [(tier.latency_ns, tier.bandwidth_mbps) for tier in found.tiers] == [
+        (90, 40960),
+        (250, 10240),
+    ]
+    told = Performance(
+        read_latency_ns=250,
+        write_latency_ns=250,
+        read_bandwidth_mbps=10240,
+        write_bandwidth_mbps=10240,
+    )
+    assert (found.nodes[1].any_initiator, found.nodes[1].cpu_initiator) == (told, told)
+    assert found.warnings == ()
 
 
 def test_hmat_comes_before_the_kernels_tiers(tmp_path: Path) -> None:

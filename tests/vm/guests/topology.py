@@ -46,7 +46,8 @@ class Topology:
 
     `slow_mib` has the size of each device of slow memory: of one or two for cxl, of one for
     slow-node and numa, of none for flat. Two CXL devices become two regions, each a node of its
-    own, or one region if they are `interleaved`.
+    own, or one region if they are `interleaved`. With `hmat` a numa guest's firmware tells how fast
+    each node is, and the kernel puts the second one into a lower memory tier.
     """
 
     kind: Kind
@@ -56,6 +57,7 @@ class Topology:
     emulator: Emulator = Emulator.SLOW
     cpus: int = 2
     numa_balancing: bool = False
+    hmat: bool = False
 
     def __post_init__(self) -> None:
         wanted = {Kind.CXL: (1, 2), Kind.FLAT: (0,)}.get(self.kind, (1,))
@@ -63,6 +65,8 @@ class Topology:
             raise ValueError(f"a {self.kind} guest has no {len(self.slow_mib)} slow devices")
         if self.kind is Kind.CXL and any(size % MIN_REGION_MIB for size in self.slow_mib):
             raise ValueError(f"CXL devices come in multiples of {MIN_REGION_MIB} MiB")
+        if self.hmat and self.kind is not Kind.NUMA:
+            raise ValueError(f"a {self.kind} guest has no HMAT")
         if self.interleaved and len(set(self.slow_mib)) * 2 != len(self.slow_mib):
             raise ValueError("interleaving takes two devices of one size")
 
@@ -77,6 +81,8 @@ class Topology:
             parts.append(f"{self.cpus}cpus")
         if self.numa_balancing:
             parts.append("balancing")
+        if self.hmat:
+            parts.append("hmat")
         return "-".join(part for part in parts if part)
 
     def arguments(self) -> list[str]:
@@ -111,9 +117,9 @@ def slow_node(*, memory_mib: int = 1024, slow_mib: int = 1024) -> Topology:
     return Topology(kind=Kind.SLOW_NODE, memory_mib=memory_mib, slow_mib=(slow_mib,))
 
 
-def numa(*, memory_mib: int = 1024, slow_mib: int = 1024) -> Topology:
-    """A guest of two nodes in one memory tier."""
-    return Topology(kind=Kind.NUMA, memory_mib=memory_mib, slow_mib=(slow_mib,))
+def numa(*, memory_mib: int = 1024, slow_mib: int = 1024, hmat: bool = False) -> Topology:
+    """A guest of two nodes, in one memory tier unless HMAT tells them apart."""
+    return Topology(kind=Kind.NUMA, memory_mib=memory_mib, slow_mib=(slow_mib,), hmat=hmat)
 
 
 def flat() -> Topology:
@@ -174,13 +180,26 @@ def _slow_node(topology: Topology) -> list[str]:
 def _numa(topology: Topology) -> list[str]:
     (slow_mib,) = topology.slow_mib
     return [
-        *("-machine", "q35"),
+        *("-machine", "q35,hmat=on" if topology.hmat else "q35"),
         *("-cpu", "max"),
         *("-m", f"{topology.memory_mib + slow_mib}M"),
         *_first_node(topology),
         *("-object", f"memory-backend-ram,id=slow,size={slow_mib}M"),
-        *("-numa", "node,nodeid=1,memdev=slow"),
+        *("-numa", f"node,nodeid=1,memdev=slow{',initiator=0' if topology.hmat else ''}"),
+        *(_latencies() if topology.hmat else ()),
     ]
+
+
+def _latencies() -> list[str]:
+    """What HMAT tells of each node; a claim that the emulation does not keep."""
+    arguments = []
+    for node, latency_ns, bandwidth in ((0, 90, "40G"), (1, 250, "10G")):
+        table = f"hmat-lb,initiator=0,target={node},hierarchy=memory"
+        for access in ("read", "write"):
+            latency = f"data-type={access}-latency,latency={latency_ns}"
+            arguments += ["-numa", f"{table},{latency}"]
+            arguments += ["-numa", f"{table},data-type={access}-bandwidth,bandwidth={bandwidth}"]
+    return arguments
 
 
 def _first_node(topology: Topology) -> list[str]:

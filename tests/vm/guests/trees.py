@@ -32,6 +32,7 @@ SOURCES = {
     "slow-node-7.2": Source(topology.slow_node()),
     "slow-node-6.12": Source(topology.slow_node(), Kernel.LTS),
     "numa": Source(topology.numa()),
+    "hmat": Source(topology.numa(hmat=True)),
     "flat": Source(topology.flat()),
 }
 
