@@ -51,7 +51,7 @@ bandwidth_mbps = 20000
 pid = 42
 
 [[target]]
-command = "redis-server"
+command = "fifteen-letters"
 
 [[target]]
 cgroup = "/system.slice/"
@@ -94,7 +94,7 @@ def test_every_table_is_read() -> None:
     assert (far.latency_ns, far.bandwidth_mbps, far.place.line) == (250, 20000, 26)
     pid, command, cgroup = read.targets
     assert (pid.pid, pid.command, pid.cgroup) == (42, None, None)
-    assert command.command == "redis-server"
+    assert command.command == "fifteen-letters"
     assert cgroup.cgroup == "/system.slice"
     assert str(cgroup.place.problem("is gone")) == "f:37: target[3].cgroup: is gone"
 
@@ -179,6 +179,15 @@ def test_every_table_is_read() -> None:
             "[[target]]\ncommand = 'postgres-checkpointer'",
             "f:2: target[1].command: must be at most 15 bytes, all that the kernel keeps: "
             '"postgres-checkp"; it is "postgres-checkpointer"',
+        ),
+        (
+            "[[target]]\ncommand = 1",
+            "f:2: target[1].command: must be a command's name as in /proc/PID/comm; it is 1",
+        ),
+        (
+            f"[[target]]\ncommand = '{'x' * 50}'",
+            "f:2: target[1].command: must be at most 15 bytes, all that the kernel keeps: "
+            f'"{"x" * 15}"; it is "{"x" * 36}...',
         ),
         (
             "[[target]]\ncgroup = 'a'",

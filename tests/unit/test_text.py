@@ -91,3 +91,21 @@ def test_large_file_is_read_to_its_end(tmp_path: Path) -> None:
     assert list(text.lines(path, 11_000)) == [b"0123456789\n"] * 1000
     with pytest.raises(UnexpectedContent, match="not at most 10999 bytes"):
         list(text.lines(path, 10_999))
+
+
+@pytest.mark.parametrize(
+    ("content", "address"),
+    [("0x690000000\n", 0x690000000), ("0xffffffffffffffff\n", None), ("0x0\n", 0)],
+)
+def test_address(tmp_path: Path, content: str, address: int | None) -> None:
+    path = tmp_path / "resource"
+    path.write_text(content)
+    assert text.read_address(path) == address
+
+
+def test_name_of_what_a_link_points_to(tmp_path: Path) -> None:
+    (tmp_path / "driver").symlink_to("../../drivers/kmem")
+    (tmp_path / "plain").write_text("")
+    assert text.link_name(tmp_path / "driver") == "kmem"
+    assert text.link_name(tmp_path / "plain") is None
+    assert text.link_name(tmp_path / "absent") is None

@@ -85,6 +85,17 @@ def test_node_behind_one_cxl_device(tmp_path: Path) -> None:
     assert found.warnings == ()
 
 
+def test_cxl_device_on_a_node(tmp_path: Path) -> None:
+    root = trees.unpack("cxl-7.2", tmp_path)
+    (memdev,) = cxl.read_memdevs(root)
+    assert (memdev.name, memdev.serial, memdev.ram_bytes) == ("mem0", 0, 512 * MIB)
+    assert (memdev.node, memdev.firmware) == (None, "BWFW VERSION 00")
+    (real(root, "mem0") / "numa_node").write_text("0\n")
+    (real(root, "mem0") / "firmware_version").write_text("\n")
+    (memdev,) = cxl.read_memdevs(root)
+    assert (memdev.node, memdev.firmware) == (0, None)
+
+
 def test_interleaved_region_names_its_devices(tmp_path: Path) -> None:
     found = discover((), trees.unpack("cxl-interleaved", tmp_path))
     assert found.nodes[1].memdevs == ("mem0", "mem1")
