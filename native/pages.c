@@ -48,23 +48,62 @@ struct pm_scan_arg {
 };
 #endif
 
+/* The head of struct procmap_query in include/uapi/linux/fs.h of Linux 6.11; it says its size. */
+struct vma_query {
+	uint64_t size;
+	uint64_t query_flags;
+	uint64_t query_addr;
+	uint64_t vma_start;
+	uint64_t vma_end;
+	uint64_t vma_flags;
+	uint64_t vma_page_size;
+};
+
+#define VMA_QUERY _IOC(_IOC_READ | _IOC_WRITE, 'f', 17, 104) /* PROCMAP_QUERY */
+
+/*
+ * Returns the size of the huge pages mapped at an address, and how far that holds.
+ *
+ * A PMD maps 2 MiB, unless hugetlbfs says otherwise. Where the kernel cannot be asked, a larger
+ * page is listed in pieces: the first moves it all, the others are refused as busy and then found
+ * on the destination.
+ */
+static uint64_t huge_bytes(int maps, uint64_t addr, uint64_t *ret_until)
+{
+	struct vma_query vma = { .size = sizeof(vma), .query_addr = addr };
+
+	if (ioctl(maps, VMA_QUERY, &vma) < 0) {
+		*ret_until = UINT64_MAX;
+		return HUGE_BYTES;
+	}
+	*ret_until = vma.vma_end;
+	return vma.vma_page_size > PAGE_BYTES ? vma.vma_page_size : HUGE_BYTES;
+}
+
 /* Appends a region's folios. Returns where to go on: behind the last one appended. */
-static uint64_t append_folios(const struct page_region *region, uint32_t capacity,
+static uint64_t append_folios(int maps, const struct page_region *region, uint32_t capacity,
 			      struct tierd_folio *folios, uint32_t *count)
 {
-	uint64_t step = region->categories & PAGE_IS_HUGE ? HUGE_BYTES : PAGE_BYTES;
-	uint64_t addr = region->start & ~(step - 1);
+	uint64_t until = region->categories & PAGE_IS_HUGE ? 0 : UINT64_MAX;
+	uint64_t step = PAGE_BYTES;
+	uint64_t addr = region->start;
 
-	for (; addr < region->end && *count < capacity; addr += step)
+	while (addr < region->end && *count < capacity) {
+		if (addr >= until) {
+			step = huge_bytes(maps, addr, &until);
+			addr &= ~(step - 1);
+		}
 		folios[(*count)++] = (struct tierd_folio){
 			.addr = addr,
 			.pages = (uint32_t)(step / PAGE_BYTES),
 			.node = TIERD_UNASKED,
 		};
+		addr += step;
+	}
 	return addr;
 }
 
-int tierd_list_folios(int pagemap, uint64_t start, uint64_t end, uint32_t capacity,
+int tierd_list_folios(int pagemap, int maps, uint64_t start, uint64_t end, uint32_t capacity,
 		      struct tierd_folio *ret_folios, uint32_t *ret_count, uint64_t *ret_next)
 {
 	struct page_region regions[REGIONS];
@@ -92,7 +131,7 @@ int tierd_list_folios(int pagemap, uint64_t start, uint64_t end, uint32_t capaci
 		if (found < 0)
 			break; /* what there is comes first, the error with the next call */
 		for (int i = 0; i < found && count < capacity; i++)
-			next = append_folios(&regions[i], capacity, ret_folios, &count);
+			next = append_folios(maps, &regions[i], capacity, ret_folios, &count);
 		/* A huge page at the end may reach behind what the kernel has walked. */
 		if (count < capacity && next < scan.walk_end)
 			next = scan.walk_end;

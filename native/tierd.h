@@ -61,6 +61,7 @@ struct tierd_tally {
 /**
  * tierd_list_folios() - list the folios with a present page in a range of another process
  * @pagemap: an open /proc/PID/pagemap of a process that has memory
+ * @maps: its open /proc/PID/maps, which since Linux 6.11 tells how large hugetlbfs pages are
  * @start: first byte, page-aligned
  * @end: first byte behind the range, page-aligned
  * @capacity: room in @ret_folios, at least 1
@@ -75,7 +76,7 @@ struct tierd_tally {
  * Return: 0, -ENOTTY before Linux 6.7, -EFAULT for a range outside user space, or another
  * negative errno of ioctl(PAGEMAP_SCAN).
  */
-int tierd_list_folios(int pagemap, uint64_t start, uint64_t end, uint32_t capacity,
+int tierd_list_folios(int pagemap, int maps, uint64_t start, uint64_t end, uint32_t capacity,
 		      struct tierd_folio *ret_folios, uint32_t *ret_count, uint64_t *ret_next);
 
 /**

@@ -42,6 +42,7 @@ class _Shim(Protocol):
     def tierd_list_folios(
         self,
         pagemap: int,
+        maps: int,
         start: int,
         end: int,
         capacity: int,

@@ -8,7 +8,9 @@ leaves pages untried, and a run that failed has no statuses. The shim settles bo
 
 import errno
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -62,23 +64,17 @@ class Pagemap:
         PermissionError: we may not look into its memory.
     """
 
-    def __init__(self, pid: Pid) -> None:
-        self._pid = pid
+    def __init__(self, pid: Pid, root: Path = Path("/")) -> None:
+        process = root / "proc" / str(pid)
         self._scans = True
-        self._fd = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self._require_memory()
-        except BaseException:
-            self.close()
-            raise
-
-    def _require_memory(self) -> None:
-        """Refuses what has no memory: PAGEMAP_SCAN on it is a null dereference before Linux 6.15.
-
-        Reading answers nothing there, since pagemap_read() does check for it.
-        """
-        if not os.pread(self._fd, 8, 0):
-            raise ProcessLookupError(errno.ESRCH, f"pagemap: process {self._pid} has no memory")
+        with ExitStack() as files:
+            self._pagemap = files.enter_context((process / "pagemap").open("rb", buffering=0))
+            # PAGEMAP_SCAN dereferences null on a kernel thread (Linux 6.12: do_pagemap_scan()),
+            # and on such a file pagemap_read() answers nothing.
+            if not os.pread(self._pagemap.fileno(), 8, 0):
+                raise ProcessLookupError(errno.ESRCH, f"pagemap: process {pid} has no memory")
+            self._maps = files.enter_context((process / "maps").open("rb", buffering=0))
+            self._files = files.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -92,9 +88,7 @@ class Pagemap:
         self.close()
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._files.close()
 
     @property
     def scans(self) -> bool:
@@ -129,10 +123,10 @@ class Pagemap:
         folios = np.empty(limit, FOLIO)
         count, following = ffi.new("uint32_t *"), ffi.new("uint64_t *")
         array = ffi.from_buffer("struct tierd_folio[]", folios, require_writable=True)
-        check(
-            lib.tierd_list_folios(self._fd, start, end, limit, array, count, following),
-            "ioctl(PAGEMAP_SCAN)",
+        result = lib.tierd_list_folios(
+            self._pagemap.fileno(), self._maps.fileno(), start, end, limit, array, count, following
         )
+        check(result, "ioctl(PAGEMAP_SCAN)")
         return folios[: count[0]], following[0]
 
 
