@@ -10,7 +10,7 @@
 #include <stdarg.h>
 #include <stdint.h>
 
-enum kind { PLAIN, ABSENT, ZERO, SHARED, BUSY, PINNED };
+enum kind { PLAIN, ABSENT, ZERO, SHARED, BUSY, PINNED, FLEETING };
 
 struct model_page {
 	int node;
@@ -62,7 +62,10 @@ static int migrate(const void **addrs, int from, int to, int node)
 			continue;
 		head->isolated = 0;
 		full |= model.room <= head->tails;
-		if (full || head->kind == PINNED) {
+		if (!full && head->kind == FLEETING) /* swapped out under our hands */
+			for (int tail = 0; tail <= head->tails; tail++)
+				head[tail].kind = ABSENT;
+		if (full || head->kind == PINNED || head->kind == ABSENT) {
 			failed++;
 			continue;
 		}

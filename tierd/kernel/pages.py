@@ -10,6 +10,7 @@ import errno
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -68,12 +69,12 @@ class Pagemap:
         process = root / "proc" / str(pid)
         self._scans = True
         with ExitStack() as files:
-            self._pagemap = files.enter_context((process / "pagemap").open("rb", buffering=0))
+            self._pagemap = files.enter_context(_open(process / "pagemap"))
             # PAGEMAP_SCAN dereferences null on a kernel thread (Linux 6.12: do_pagemap_scan()),
             # and on such a file pagemap_read() answers nothing.
             if not os.pread(self._pagemap.fileno(), 8, 0):
-                raise ProcessLookupError(errno.ESRCH, f"pagemap: process {pid} has no memory")
-            self._maps = files.enter_context((process / "maps").open("rb", buffering=0))
+                raise ProcessLookupError(errno.ESRCH, "no memory", str(process))
+            self._maps = files.enter_context(_open(process / "maps"))
             self._files = files.pop_all()
 
     def __enter__(self) -> Self:
@@ -106,6 +107,7 @@ class Pagemap:
         Returns:
             The folios (dtype FOLIO, by rising address, node UNASKED), and where to go on, at or
             above `end` when the range is done. A huge page that the range cuts is listed whole.
+            There are none once the process has exited.
             Without PAGEMAP_SCAN every base page of the range is listed, present or not.
         """
         start = start // PAGE_BYTES * PAGE_BYTES
@@ -126,8 +128,17 @@ class Pagemap:
         result = lib.tierd_list_folios(
             self._pagemap.fileno(), self._maps.fileno(), start, end, limit, array, count, following
         )
+        if result == -errno.ESRCH:  # exited since it was opened; before Linux 6.15: no mappings
+            return folios[:0], end
         check(result, "ioctl(PAGEMAP_SCAN)")
         return folios[: count[0]], following[0]
+
+
+def _open(file: Path) -> FileIO:
+    try:
+        return FileIO(file)
+    except FileNotFoundError:
+        raise ProcessLookupError(errno.ESRCH, "no such process", str(file)) from None
 
 
 def every_page(start: int, end: int, limit: int) -> tuple[NDArray[np.void], int]:
