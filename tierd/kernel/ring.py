@@ -94,7 +94,7 @@ def _split(records: NDArray[np.void]) -> list[NDArray[np.void]]:
         (before["target_id"] != after["target_id"])
         | (before["nr_regions"] != after["nr_regions"])
         | (before["end"] > after["start"])
-        
+        | (after["lost"] > 0)
     )
     return np.split(records, np.flatnonzero(cuts) + 1)
 
