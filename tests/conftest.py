@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for all tests: with TIERD_NO_SKIP=1 in the environment, a skip is a failure."""
+"""What holds for all tests.
+
+With TIERD_NO_SKIP=1 in the environment, a skip is a failure. Properties have no deadline, since
+guests may share the machine.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,12 @@ from collections.abc import Generator
 from typing import TypeVar
 
 import pytest
+from hypothesis import settings
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+settings.register_profile("tierd", deadline=None)
+settings.load_profile("tierd")
 
 
 @pytest.hookimpl(wrapper=True)

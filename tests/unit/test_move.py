@@ -133,7 +133,8 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     ffi = FFI()
     header = (NATIVE / "tierd.h").read_text()
     ffi.cdef(header.split("/* cffi: begin */")[1].split("/* cffi: end */")[0] + MODEL)
-    return Kernel(ffi, ffi.dlopen(str(library)))
+    # Kept loaded to the end, so that a leak report can name it.
+    return Kernel(ffi, ffi.dlopen(str(library), os.RTLD_NOW | os.RTLD_NODELETE))
 
 
 folios = st.builds(
