@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guest's half of the mover's benchmark: tierd's mover and the C loop move the same pages.
+
+Both take the pages from the slow node to the fast one, in turn; the way back is not measured.
+Usage: python -m benches._mover_inside MOVE_LOOP FAST SLOW
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tierd.config import Config
+from tierd.discover.topology import discover
+from tierd.kernel import zoneinfo
+from tierd.migrate.limits import LimitsReader
+from tierd.migrate.mover import Mover
+from tierd.model import MOVE, PAGE_BYTES, NodeId, Pid, Plan
+from tierd.tiers import numa
+
+PAGES = 16384
+STEPS = {"contiguous": 1, "scattered": 4}
+BATCHES = (512, 1024, 2048, 4096, 8192, 16384)
+ROUNDS = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """A process whose every STEPth page is present, and two ways of moving it."""
+
+    loop: Path
+    fast: NodeId
+    slow: NodeId
+    mover: Mover
+    pid: Pid
+    start: int
+    step: int
+
+    def by_loop(self, node: NodeId, batch: int) -> int:
+        """Moves all pages with the C loop; returns the nanoseconds."""
+        words = ["move", self.pid, node, self.start, self.step, PAGES, batch]
+        done = subprocess.run(
+            [self.loop, *map(str, words)], capture_output=True, text=True, check=True
+        )
+        return int(done.stdout)
+
+    def by_mover(self) -> int:
+        """Moves all pages to the fast node with tierd's mover; returns the nanoseconds."""
+        plan = self._plan()
+        begin = time.monotonic_ns()
+        report = self.mover.run(plan, deadline_s=time.monotonic() + 600)
+        end = time.monotonic_ns()
+        assert report.moved_pages == PAGES, report.pages
+        return end - begin
+
+    def _plan(self) -> Plan:
+        rank_of_node = self.mover.topology.rank_of_node()
+        moves = np.zeros(1, MOVE)
+        moves["source"], moves["destination"] = rank_of_node[[self.slow, self.fast]]
+        moves["start"] = self.start
+        moves["end"] = self.start + PAGES * self.step * PAGE_BYTES
+        moves["bytes"] = PAGES * PAGE_BYTES
+        return Plan(pids=(self.pid,), moves=moves)
+
+    def promote(self, batch: int | None) -> int:
+        """Moves all pages to the slow node, and back in the way that is measured."""
+        self.by_loop(self.slow, max(BATCHES))
+        return self.by_mover() if batch is None else self.by_loop(self.fast, batch)
+
+
+def mover() -> Mover:
+    """The mover as the daemon makes it."""
+    config, topology = Config(), discover()
+    tier_of = {node: tier for tier in topology.tiers for node in tier.nodes}
+
+    def room(node: NodeId) -> int:
+        free = zoneinfo.free_above_watermarks_bytes()
+        return numa.node_room_bytes(tier_of[node], node, free, config.policy.headroom_percent)
+
+    return Mover(
+        topology=topology,
+        room=room,
+        limits=LimitsReader(move_locked=config.migrate.move_locked),
+        batch_pages=config.migrate.batch_pages,
+    )
+
+
+@contextmanager
+def bench(loop: Path, fast: NodeId, slow: NodeId, step: int) -> Iterator[Bench]:
+    """Starts the process to be moved, and ends it."""
+    command = [str(loop), "hold", str(PAGES), str(step)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield Bench(
+            loop=loop,
+            fast=fast,
+            slow=slow,
+            mover=mover(),
+            pid=Pid(process.pid),
+            start=int(process.stdout.readline()),
+            step=step,
+        )
+
+
+def measure(case: Bench) -> dict[str, object]:
+    """Finds the loop's best batch, then measures both in turn. Nanoseconds for all pages."""
+    case.promote(max(BATCHES))
+    case.promote(None)
+    sweep = {batch: min(case.promote(batch) for _ in range(2)) for batch in BATCHES}
+    best = min(sweep, key=lambda batch: sweep[batch])
+    rounds = [(case.promote(best), case.promote(None)) for _ in range(ROUNDS)]
+    return {"sweep": sweep, "best": best, "rounds": rounds}
+
+
+def main() -> None:
+    loop, fast, slow = Path(sys.argv[1]), NodeId(int(sys.argv[2])), NodeId(int(sys.argv[3]))
+    results = {}
+    for name, step in STEPS.items():
+        with bench(loop, fast, slow, step) as case:
+            results[name] = measure(case)
+    print(json.dumps({"pages": PAGES, "cases": results}))
+
+
+main()
