@@ -109,10 +109,7 @@ class Governor:
         self._cpu_percent = 100 * (cpu_s - self._cpu_s) / (now_s - self._judged_s)
         self._cpu_s, self._judged_s = cpu_s, now_s
         self._pending_thrift = tuning.next_thrift(
-            self._thrift,
-            used=self._cpu_percent,
-            budget=budget_percent,
-            most=tuning.most_thrift(has_goal=self._setup.goal is not None),
+            self._thrift, used=self._cpu_percent, budget=budget_percent
         )
         if self._pending_thrift != self._thrift:
             self._pending = self._worker.submit(self._commit, self._pending_thrift)
@@ -126,10 +123,11 @@ class Governor:
     def _settle(self, done: Future[Setup | None]) -> None:
         """Takes over what a command has changed; one that failed is tried at the next judging."""
         self._pending = None
-        if isinstance(done.exception(), OSError | TierdError):
-            return
-        setup = done.result()
-        if setup is not None:
+        failed = isinstance(done.exception(), OSError | TierdError)
+        setup = None if failed else done.result()
+        if setup is None:
+            self._pending_thrift = self._thrift
+        else:
             self._setup, self._thrift = setup, self._pending_thrift
 
     def _commit(self, thrift: float) -> Setup | None:
@@ -141,11 +139,8 @@ class Governor:
             mark_us=self._setup.update_us,
             regions_at_most=self._regions_at_most,
         )
-        tuned = self._tuned(setup) if setup.goal is not None else setup
-        if tuned is None:
-            return None
-        self._admin.set_up(self._slot, tuned)
-        return tuned if self._admin.command(self._slot, "commit") else None
+        self._admin.set_up(self._slot, setup)
+        return setup if self._admin.command(self._slot, "commit") else None
 
     def _tuned(self, setup: Setup) -> Setup | None:
         """Returns the setup with the intervals that the kernel has come to; runs in the worker."""

@@ -71,8 +71,9 @@ def _sample(
     """
     piece = np.repeat(np.arange(len(pieces)), counts)
     nth = np.arange(len(piece)) - np.repeat(np.cumsum(counts) - counts, counts)
-    stretch = (_page_counts(pieces) / counts)[piece]
-    page = ((nth + rng.random(len(piece))) * stretch).astype(np.uint64)
+    size, count = _page_counts(pieces)[piece], counts[piece]
+    first, behind = nth * size // count, (nth + 1) * size // count
+    page = (first + (rng.random(len(piece)) * (behind - first)).astype(np.int64)).astype(np.uint64)
     return piece, (pieces["start"][piece] // PAGE_BYTES + page) * np.uint64(PAGE_BYTES)
 
 

@@ -1,0 +1,513 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Session over an imagined DAMON, and real processes to watch."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from tests.unit.fake_damon import ADMIN, FakeDamon
+from tierd.config import DamonConfig
+from tierd.errors import Conflict, TierdError, UnsupportedKernel
+from tierd.journal import Journal, Kdamond
+from tierd.kernel import task, tracepoint
+from tierd.kernel.damon import Admin, ExclusiveUse
+from tierd.kernel.ring import Layout, Snapshot
+from tierd.kernel.task import Task
+from tierd.kernel.tracepoint import Tracepoint
+from tierd.model import REGION, Pid
+from tierd.sample import governor, session
+from tierd.sample.session import SLOTS, Session
+
+FOREIGN = 88
+REGIONS = np.array([(4096, 8192, 20, 1), (8192, 1 << 20, 0, 3)], REGION)
+
+
+class FakeRing:
+    """Stands for the perf ring of a kdamond."""
+
+    opened: ClassVar[list["FakeRing"]] = []
+    error: ClassVar[OSError | None] = None
+
+    def __init__(self, _: Tracepoint, kdamond: Pid, *, regions: int) -> None:
+        if FakeRing.error is not None:
+            raise FakeRing.error
+        self.kdamond = kdamond
+        self.regions = regions
+        self.snapshots: list[Snapshot] = []
+        self.lost = 0
+        self.ended = False
+        self.closed = False
+        FakeRing.opened.append(self)
+
+    def read(self) -> list[Snapshot]:
+        taken, self.snapshots = self.snapshots, []
+        return taken
+
+    def has_ended(self) -> bool:
+        return self.ended
+
+    def filenos(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Now(Executor):
+    """Runs what is submitted at once, so that tests need not wait."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except (OSError, TierdError) as error:
+            future.set_exception(error)
+        return future
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.cpu_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeDamon:
+    return FakeDamon(tmp_path / "root", processes=[FOREIGN])
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch, fake: FakeDamon) -> Clock:
+    """Has time and CPU time stand still unless told."""
+    clock = Clock()
+    read = task.read
+
+    def read_task(pid: Pid) -> Task:
+        if pid in fake.running.values():
+            return Task(name="kdamond.0", is_kernel_thread=True, cpu_s=clock.cpu_s)
+        return read(pid)
+
+    monkeypatch.setattr(session, "time", clock)
+    monkeypatch.setattr(task, "read", read_task)
+    monkeypatch.setattr(session, "ThreadPoolExecutor", lambda *_, **__: Now())
+    return clock
+
+
+@pytest.fixture
+def journal(fake: FakeDamon, tmp_path: Path) -> Iterator[Journal]:
+    with Journal(tmp_path / "state", root=fake.root, files=fake) as journal:
+        yield journal
+
+
+@pytest.fixture
+def open_session(
+    fake: FakeDamon, journal: Journal, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Session]]:
+    monkeypatch.setattr(session, "RingReader", FakeRing)
+    monkeypatch.setattr(tracepoint, "find", lambda _: Tracepoint(id=767, layout=Layout()))
+    monkeypatch.setattr(FakeRing, "opened", [])
+    monkeypatch.setattr(FakeRing, "error", None)
+    with ExitStack() as stack:
+        yield lambda **config: stack.enter_context(
+            Session(DamonConfig(**config), journal, root=fake.root, files=fake)
+        )
+
+
+@pytest.fixture
+def target(fake: FakeDamon) -> Iterator[subprocess.Popen[bytes]]:
+    with sleeper(fake) as process:
+        yield process
+        process.kill()
+
+
+def sleeper(fake: FakeDamon) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    fake.processes.add(process.pid)
+    return process
+
+
+def snapshot(at_s: float) -> Snapshot:
+    return Snapshot(target_id=0, at_s=at_s, regions=REGIONS)
+
+
+Target = subprocess.Popen[bytes]
+Open = Callable[..., Session]
+
+
+def test_a_session_leaves_nothing(
+    fake: FakeDamon, journal: Journal, open_session: Open, target: Target
+) -> None:
+    with open_session() as sampled:
+        sampled.watch(Pid(target.pid))
+        assert list(fake.running) == [SLOTS - 1]
+
+    assert fake.running == {}
+    assert fake.values == {f"{ADMIN}/nr_kdamonds": "0"}
+    assert journal.changes == {}
+    assert [ring.closed for ring in FakeRing.opened] == [True]
+
+
+def test_the_journal_knows_the_kdamond_by_its_pid(
+    fake: FakeDamon, journal: Journal, open_session: Open, target: Target
+) -> None:
+    open_session().watch(Pid(target.pid))
+
+    (kdamond,) = (c for c in journal.changes.values() if isinstance(c, Kdamond))
+    assert kdamond.pid == fake.running[SLOTS - 1] == FakeRing.opened[0].kdamond
+    assert kdamond.target == target.pid
+
+
+def test_snapshots_come_by_time_with_their_intervals(
+    fake: FakeDamon, open_session: Open, target: Target
+) -> None:
+    sampled = open_session()
+    with sleeper(fake) as other:
+        sampled.watch(Pid(target.pid))
+        sampled.watch(Pid(other.pid))
+        first, second = FakeRing.opened
+        first.snapshots = [snapshot(1.0), snapshot(3.0)]
+        second.snapshots = [snapshot(2.0)]
+
+        found = sampled.poll()
+
+        assert [(a.pid, a.at_s) for a in found] == [
+            (target.pid, 1.0),
+            (other.pid, 2.0),
+            (target.pid, 3.0),
+        ]
+        assert (found[0].sample_s, found[0].aggregation_s) == (0.02, 0.4)
+        assert found[0].regions is REGIONS
+        assert sampled.poll() == []
+        other.kill()
+
+
+def test_a_target_that_exits_is_told_once_and_disturbs_no_other(
+    fake: FakeDamon, open_session: Open, target: Target
+) -> None:
+    sampled = open_session()
+    with sleeper(fake) as other:
+        sampled.watch(Pid(target.pid))
+        sampled.watch(Pid(other.pid))
+        assert sampled.gone() == []
+
+        other.kill()
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+        fake.exit(other.pid)
+
+        assert sampled.gone() == [other.pid]
+        assert sampled.gone() == []
+    assert list(fake.running) == [SLOTS - 1]
+    assert [ring.closed for ring in FakeRing.opened] == [False, True]
+
+
+def test_a_kdamond_that_somebody_stopped_is_told(
+    fake: FakeDamon, open_session: Open, target: Target
+) -> None:
+    sampled = open_session()
+    sampled.watch(Pid(target.pid))
+    FakeRing.opened[0].ended = True
+    fake.running.clear()
+
+    assert sampled.gone() == [target.pid]
+
+
+def test_watching_twice_is_watching_once(open_session: Open, target: Target) -> None:
+    sampled = open_session()
+    sampled.watch(Pid(target.pid))
+    sampled.watch(Pid(target.pid))
+
+    assert len(FakeRing.opened) == 1
+
+
+def test_losses_outlive_their_target(open_session: Open, target: Target) -> None:
+    sampled = open_session()
+    sampled.watch(Pid(target.pid))
+    FakeRing.opened[0].lost = 7
+    sampled.unwatch(Pid(target.pid))
+    sampled.unwatch(Pid(target.pid))
+
+    assert sampled.losses == 7
+
+
+def test_a_foreign_kdamond_is_left_alone_and_so_are_its_slots(
+    fake: FakeDamon, open_session: Open, target: Target
+) -> None:
+    Admin(fake.root, fake).resize(3)
+    fake.start_foreign(0, FOREIGN)
+    foreign = dict(fake.running)
+
+    with open_session() as sampled:
+        sampled.watch(Pid(target.pid))
+        assert sorted(fake.running) == [0, 2]
+
+    assert fake.running == foreign
+    assert fake.values[f"{ADMIN}/nr_kdamonds"] == "3"
+
+
+def test_who_holds_every_slot_is_named(fake: FakeDamon, open_session: Open, target: Target) -> None:
+    Admin(fake.root, fake).resize(1)
+    fake.start_foreign(0, FOREIGN)
+
+    with pytest.raises(Conflict, match=r"kdamond 0 \(on, pid 400; vaddr of process 88\)"):
+        open_session().watch(Pid(target.pid))
+
+
+def test_a_slot_set_up_but_off_is_not_wiped(
+    fake: FakeDamon, open_session: Open, target: Target
+) -> None:
+    Admin(fake.root, fake).resize(1)
+    fake.start_foreign(0, FOREIGN)
+    fake.write(fake.root / ADMIN / "0/state", "off")
+    before = dict(fake.values)
+
+    with pytest.raises(Conflict, match=r"kdamond 0 \(off; vaddr of process 88\)"):
+        open_session().watch(Pid(target.pid))
+    assert fake.values == before
+
+
+def test_damon_stat_is_named_and_left_without_leave(
+    fake: FakeDamon, journal: Journal, open_session: Open, target: Target
+) -> None:
+    fake.exclusive["damon_stat"] = True
+
+    with open_session() as sampled, pytest.raises(ExclusiveUse, match="damon_stat"):
+        sampled.watch(Pid(target.pid))
+
+    assert fake.exclusive == {"damon_stat": True}
+    assert fake.values == {f"{ADMIN}/nr_kdamonds": "0"}
+    assert journal.changes == {}
+
+
+def test_damon_stat_is_stopped_with_leave_and_put_back(
+    fake: FakeDamon, journal: Journal, open_session: Open, target: Target
+) -> None:
+    fake.exclusive["damon_stat"] = True
+
+    with open_session(take_over=True) as sampled:
+        sampled.watch(Pid(target.pid))
+        assert fake.exclusive == {"damon_stat": False}
+
+    assert fake.exclusive == {"damon_stat": True}
+    assert journal.changes == {}
+
+
+def test_a_journal_undone_in_mid_session_puts_damon_stat_back_last(
+    fake: FakeDamon, journal: Journal, open_session: Open, target: Target
+) -> None:
+    fake.exclusive["damon_stat"] = True
+    with open_session(take_over=True) as sampled:
+        sampled.watch(Pid(target.pid))
+
+        journal.undo()
+
+        assert fake.running == {}
+        assert fake.exclusive == {"damon_stat": True}
+
+
+def test_what_moves_memory_itself_is_never_stopped(
+    fake: FakeDamon, open_session: Open, target: Target
+) -> None:
+    fake.exclusive["damon_reclaim"] = True
+
+    with pytest.raises(ExclusiveUse, match="damon_reclaim"):
+        open_session(take_over=True).watch(Pid(target.pid))
+    assert fake.exclusive == {"damon_reclaim": True}
+
+
+def test_no_process_is_told(fake: FakeDamon, journal: Journal, open_session: Open) -> None:
+    sampled = open_session()
+    with pytest.raises(ProcessLookupError, match="no process 4194305"):
+        sampled.watch(Pid(4194305))
+    assert journal.changes == {}
+
+
+def test_a_process_that_exits_while_it_is_set_up_is_told(
+    fake: FakeDamon, journal: Journal, open_session: Open, target: Target
+) -> None:
+    write = FakeDamon.write
+
+    def kill_first(self: FakeDamon, path: Path, value: str) -> None:
+        if value == "on":
+            target.kill()
+            os.waitid(os.P_PID, target.pid, os.WEXITED | os.WNOWAIT)
+            fake.exit(target.pid)
+        write(self, path, value)
+
+    sampled = open_session()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeDamon, "write", kill_first)
+        with pytest.raises(ProcessLookupError, match=f"no process {target.pid}"):
+            sampled.watch(Pid(target.pid))
+
+    assert not [c for c in journal.changes.values() if isinstance(c, Kdamond)]
+    assert all(slot.is_free for slot in Admin(fake.root, fake).slots())
+
+
+def test_a_zombie_is_gone(open_session: Open, target: Target) -> None:
+    target.kill()
+    os.waitid(os.P_PID, target.pid, os.WEXITED | os.WNOWAIT)
+
+    with pytest.raises(ProcessLookupError):
+        open_session().watch(Pid(target.pid))
+
+
+def test_a_kernel_thread_is_refused(
+    open_session: Open, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread = Task(name="kthreadd", is_kernel_thread=True, cpu_s=0.0)
+    monkeypatch.setattr(task, "read", lambda _: thread)
+
+    with pytest.raises(TierdError, match=r"2 \(kthreadd\) is a kernel thread"):
+        open_session().watch(Pid(2))
+
+
+def test_without_the_interface_there_is_no_session(journal: Journal, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedKernel):
+        Session(DamonConfig(), journal, root=tmp_path)
+
+
+def test_perf_refused_means_tried_regions(
+    fake: FakeDamon, open_session: Open, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeRing, "error", PermissionError(1, "perf_event_open"))
+    sampled = open_session()
+    assert sampled.way == "tracepoint"
+
+    sampled.watch(Pid(target.pid))
+
+    assert sampled.way == "tried_regions"
+    context = f"{ADMIN}/{SLOTS - 1}/contexts/0"
+    assert fake.values[f"{context}/schemes/0/action"] == "stat"
+    assert fake.values[f"{context}/monitoring_attrs/nr_regions/max"] == "100"
+    assert len(fake.running) == 1
+
+
+def test_tried_regions_are_read_in_order(
+    fake: FakeDamon, open_session: Open, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracepoint, "find", lambda _: None)
+    sampled = open_session()
+    sampled.watch(Pid(target.pid))
+    put_regions(fake, REGIONS[::-1])
+
+    assert sampled.poll() == []
+    (found,) = sampled.poll()
+
+    assert found.regions.tolist() == REGIONS.tolist()
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        [(8192, 4096, 1, 1)],
+        [(4096, 12288, 1, 1), (8192, 16384, 1, 1)],
+        [(n * 4096, n * 4096 + 4096, 1, 1) for n in range(401)],
+        [],
+    ],
+    ids=["turned", "overlapping", "too many", "none"],
+)
+def test_spoilt_tried_regions_are_no_snapshot(
+    fake: FakeDamon,
+    open_session: Open,
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+    spoilt: list[tuple[int, ...]],
+) -> None:
+    monkeypatch.setattr(tracepoint, "find", lambda _: None)
+    sampled = open_session()
+    sampled.watch(Pid(target.pid))
+    put_regions(fake, np.array(spoilt, REGION))
+    sampled.poll()
+
+    assert sampled.poll() == []
+    assert sampled.gone() == []
+
+
+def put_regions(fake: FakeDamon, regions: "np.ndarray[Any, Any]") -> None:
+    folder = f"{ADMIN}/{SLOTS - 1}/contexts/0/schemes/0/tried_regions"
+    fake.values[f"{folder}/total_bytes"] = "1"
+    for index, region in enumerate(regions):
+        for name in REGION.names or ():
+            fake.values[f"{folder}/{index}/{name}"] = str(region[name])
+
+
+def test_a_costly_kdamond_looks_less_finely(
+    fake: FakeDamon, open_session: Open, target: Target, clock: Clock
+) -> None:
+    sampled = open_session(cpu_percent=2.0)
+    pid = Pid(target.pid)
+    sampled.watch(pid)
+
+    clock.now_s += governor.JUDGE_S
+    clock.cpu_s += 0.64  # 6.4 % of a core
+    sampled.poll()
+    sampled.poll()
+
+    tuned = sampled.tuning[pid]
+    assert tuned.cpu_percent == pytest.approx(6.4)
+    assert tuned.thrift == 2.0
+    assert tuned.sample_us == round(20_000 * 2**0.5)
+    intervals = f"{ADMIN}/{SLOTS - 1}/contexts/0/monitoring_attrs/intervals"
+    assert fake.values[f"{intervals}/sample_us"] == str(tuned.sample_us)
+    assert fake.writes[-1][1] == "commit"
+
+
+def test_the_budget_is_for_all_together(
+    fake: FakeDamon, open_session: Open, target: Target, clock: Clock
+) -> None:
+    sampled = open_session(cpu_percent=4.0)
+    with sleeper(fake) as other:
+        for process in (target, other):
+            sampled.watch(Pid(process.pid))
+        clock.now_s += governor.JUDGE_S
+        clock.cpu_s += 0.3  # 3 % each
+        sampled.poll()
+        sampled.poll()
+
+        assert [tuned.thrift > 1 for tuned in sampled.tuning.values()] == [True, True]
+        other.kill()
+
+
+def test_a_cheap_kdamond_is_left_as_it_is(
+    fake: FakeDamon, open_session: Open, target: Target, clock: Clock
+) -> None:
+    sampled = open_session(cpu_percent=2.0)
+    sampled.watch(Pid(target.pid))
+    writes = len(fake.writes)
+
+    clock.now_s += governor.JUDGE_S
+    clock.cpu_s += 0.1
+    sampled.poll()
+
+    assert fake.writes[writes:] == []
+
+
+def test_intervals_that_the_kernel_tuned_are_read_back(
+    fake: FakeDamon, open_session: Open, target: Target, clock: Clock
+) -> None:
+    sampled = open_session()
+    sampled.watch(Pid(target.pid))
+    intervals = f"{ADMIN}/{SLOTS - 1}/contexts/0/monitoring_attrs/intervals"
+    fake.values |= {f"{intervals}/sample_us": "40000", f"{intervals}/aggr_us": "800000"}
+
+    clock.now_s += governor.READ_BACK_S
+    FakeRing.opened[0].snapshots = [snapshot(clock.now_s + 0.8)]
+    sampled.poll()
+    FakeRing.opened[0].snapshots = [snapshot(clock.now_s + 1.6)]
+    sampled.poll()
+    FakeRing.opened[0].snapshots = [snapshot(clock.now_s + 2.4)]
+    (found,) = sampled.poll()
+
+    assert (found.sample_s, found.aggregation_s) == (0.04, 0.8)
+    assert ("update_tuned_intervals") in [value for _, value in fake.writes]

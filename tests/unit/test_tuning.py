@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tierd.config import DamonConfig
+from tierd.kernel.damon import Setup
+from tierd.sample import tuning
+
+CONFIG = DamonConfig(
+    sample_us=20_000, aggregation_us=400_000, min_regions=10, max_regions=1000, cpu_percent=2.0
+)
+MARK_US = 1_012_345
+
+
+def setup(thrift: float, *, has_goal: bool = False, at_most: int = 10_000) -> Setup:
+    return tuning.setup(
+        CONFIG, thrift=thrift, has_goal=has_goal, mark_us=MARK_US, regions_at_most=at_most
+    )
+
+
+def test_without_thrift_all_is_as_configured() -> None:
+    assert setup(1.0) == Setup(
+        sample_us=20_000,
+        aggregation_us=400_000,
+        update_us=MARK_US,
+        min_regions=10,
+        max_regions=1000,
+    )
+
+
+def test_the_most_thrift_is_a_fifth_of_the_regions_at_five_times_the_intervals() -> None:
+    most = setup(tuning.MOST_THRIFT)
+
+    assert (most.sample_us, most.aggregation_us, most.max_regions) == (100_000, 2_000_000, 200)
+
+
+def test_the_kernel_tunes_between_the_interval_and_twice_that() -> None:
+    goal = setup(4.0, has_goal=True).goal
+
+    assert goal is not None
+    assert (goal.min_sample_us, goal.max_sample_us) == (40_000, 80_000)
+
+
+def test_a_bound_beside_the_configured_one_holds_for_both_ends() -> None:
+    few = setup(1.0, at_most=5)
+
+    assert (few.min_regions, few.max_regions) == (5, 5)
+
+
+@given(st.floats(1, tuning.MOST_THRIFT), st.booleans())
+def test_a_setup_is_one_that_damon_takes(thrift: float, has_goal: bool) -> None:
+    """damon_set_attrs() refuses fewer than 3 regions, and sampling longer than aggregation."""
+    made = setup(thrift, has_goal=has_goal)
+
+    assert 3 <= made.min_regions <= made.max_regions
+    assert made.sample_us <= made.aggregation_us
+    assert made.aggregation_us / made.sample_us == pytest.approx(20, rel=1e-3)
+
+
+@pytest.mark.parametrize("used", [1.2, 1.5, 2.0])
+def test_within_the_budget_nothing_changes(used: float) -> None:
+    assert tuning.next_thrift(3.0, used=used, budget=2.0) == 3.0
+
+
+def test_an_excess_is_taken_back_with_room_to_spare() -> None:
+    assert tuning.next_thrift(1.0, used=2.4, budget=2.0) == pytest.approx(1.5)
+
+
+@given(
+    thrift=st.floats(1, tuning.MOST_THRIFT),
+    used=st.floats(0, 1000),
+    budget=st.floats(0.1, 100),
+)
+def test_a_step_is_gentle_and_within_bounds(thrift: float, used: float, budget: float) -> None:
+    following = tuning.next_thrift(thrift, used=used, budget=budget)
+
+    assert 1 <= following <= tuning.MOST_THRIFT
+    assert thrift / 1.2501 <= following <= thrift * 2
+    assert (following >= thrift) if used > budget else (following <= thrift)
+
+
+@given(work=st.floats(0.01, 40), budget=st.floats(0.5, 20))
+def test_it_settles_and_stays_for_a_steady_load(work: float, budget: float) -> None:
+    """A kdamond whose cost is what the thrift is meant to divide."""
+    thrift = 1.0
+    for _ in range(60):
+        thrift = tuning.next_thrift(thrift, used=work / thrift, budget=budget)
+
+    assert tuning.next_thrift(thrift, used=work / thrift, budget=budget) == thrift
+    assert work / thrift <= budget or thrift == tuning.MOST_THRIFT
