@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,10 +18,9 @@ from tests.unit.fake_damon import ADMIN, FakeDamon
 from tierd.config import DamonConfig
 from tierd.errors import Conflict, TierdError, UnsupportedKernel
 from tierd.journal import Journal, Kdamond
-from tierd.kernel import task, tracepoint
+from tierd.kernel import process, task, tracepoint
 from tierd.kernel.damon import Admin, ExclusiveUse
 from tierd.kernel.ring import Layout, Snapshot
-from tierd.kernel.task import Task
 from tierd.kernel.tracepoint import Tracepoint
 from tierd.model import REGION, Pid
 from tierd.sample import governor, session
@@ -88,18 +88,11 @@ def fake(tmp_path: Path) -> FakeDamon:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch, fake: FakeDamon) -> Clock:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Has time and CPU time stand still unless told."""
     clock = Clock()
-    read = task.read
-
-    def read_task(pid: Pid) -> Task:
-        if pid in fake.running.values():
-            return Task(name="kdamond.0", is_kernel_thread=True, cpu_s=clock.cpu_s)
-        return read(pid)
-
+    monkeypatch.setattr(task, "cpu_s", lambda _: clock.cpu_s)
     monkeypatch.setattr(session, "time", clock)
-    monkeypatch.setattr(task, "read", read_task)
     monkeypatch.setattr(session, "ThreadPoolExecutor", lambda *_, **__: Now())
     return clock
 
@@ -362,14 +355,26 @@ def test_a_zombie_is_gone(open_session: Open, target: Target) -> None:
         open_session().watch(Pid(target.pid))
 
 
-def test_a_kernel_thread_is_refused(
-    open_session: Open, target: Target, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"is_kernel_thread": True}, r"\(python\w*\S*\) is a kernel thread"),
+        ({"leader": Pid(1)}, r"is a thread of process 1"),
+    ],
+)
+def test_what_has_no_memory_of_its_own_is_refused(
+    open_session: Open,
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+    other: dict[str, Any],
+    told: str,
 ) -> None:
-    thread = Task(name="kthreadd", is_kernel_thread=True, cpu_s=0.0)
-    monkeypatch.setattr(task, "read", lambda _: thread)
+    real = process.read_process(Pid(target.pid))
+    assert real is not None
+    monkeypatch.setattr(process, "read_process", lambda _: replace(real, **other))
 
-    with pytest.raises(TierdError, match=r"2 \(kthreadd\) is a kernel thread"):
-        open_session().watch(Pid(2))
+    with pytest.raises(TierdError, match=told):
+        open_session().watch(Pid(target.pid))
 
 
 def test_without_the_interface_there_is_no_session(journal: Journal, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class Governor:
         self._pending: Future[Setup | None] | None = None
         self._pending_thrift = 1.0
         self._cpu_percent: float | None = None
-        self._cpu_s = task.read(kdamond).cpu_s
+        self._cpu_s = task.cpu_s(kdamond)
         self._judged_s = self._read_back_s = now_s
         self._snapshot_s = now_s
         self._has_drifted = False
@@ -103,7 +103,7 @@ class Governor:
 
     def _judge(self, now_s: float, budget_percent: float) -> None:
         try:
-            cpu_s = task.read(self._kdamond).cpu_s
+            cpu_s = task.cpu_s(self._kdamond)
         except ProcessLookupError:
             return  # it has stopped, which its reader tells
         self._cpu_percent = 100 * (cpu_s - self._cpu_s) / (now_s - self._judged_s)

@@ -21,7 +21,7 @@ from typing import Self
 from tierd.config import DamonConfig
 from tierd.errors import Conflict, TierdError
 from tierd.journal import EntryId, Journal, Kdamond, Slots
-from tierd.kernel import task, tracepoint
+from tierd.kernel import process, tracepoint
 from tierd.kernel.damon import Admin, ExclusiveUse, Setup, SlotIndex
 from tierd.kernel.ring import Snapshot
 from tierd.kernel.tunable import Files
@@ -305,21 +305,20 @@ class Session:
 
 def _open_process(pid: Pid) -> int:
     """Returns a pidfd of a process with memory of its own."""
-    found = task.read(pid)
+    found = process.read_process(pid)
+    if found is None:
+        raise _no_process(pid)
     if found.is_kernel_thread:
         raise TierdError(
-            f"{pid} ({found.name}) is a kernel thread, which has no memory to place",
+            f"{pid} ({found.command}) is a kernel thread, which has no memory to place",
             hint="name a process of a program",
         )
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        raise _no_process(pid) from None
-    except OSError as error:
+    if found.leader != pid:
         raise TierdError(
-            f"{pid} ({found.name}) is a thread, not a process",
-            hint=f"name its process: grep Tgid /proc/{pid}/status",
-        ) from error
+            f"{pid} is a thread of process {found.leader} ({found.command})",
+            hint=f"name that: {found.leader}",
+        )
+    pidfd = os.pidfd_open(pid)
     if _has_exited(pidfd):
         os.close(pidfd)
         raise _no_process(pid)
