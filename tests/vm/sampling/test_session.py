@@ -53,8 +53,9 @@ class Workload:
 @pytest.fixture(scope="module")
 def workload() -> Iterator[Workload]:
     options = f"--mib {BUFFER_MIB} --node 1 --hot-mib {HOT_MIB} --hot-offset-mib {HOT_AT_MIB}"
-    command = [REPOSITORY / ".out/workloads/hotset", *options.split(), "--share", "90"]
-    with subprocess.Popen([*command, "--cpu", "1"], stdout=subprocess.PIPE) as process:
+    program = str(REPOSITORY / ".out/workloads/hotset")
+    command = [program, *options.split(), "--share", "90", "--cpu", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline()  # the buffer is filled
@@ -286,15 +287,22 @@ def test_without_tracefs_regions_are_asked_for(
     assert all(slot.is_free for slot in ADMIN.slots())
 
 
+@contextmanager
+def watching(state_dir: Path, pid: Pid) -> Iterator["subprocess.Popen[str]"]:
+    """A process of its own that watches another; the block is to end it."""
+    program = Path(__file__).with_name("hold_session.py")
+    command = [sys.executable, str(program), str(state_dir), str(pid)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "watching\n"
+        yield process
+
+
 def test_a_killed_session_is_undone_and_a_foreign_kdamond_goes_on(
     workload: Workload, foreign: Slot, tmp_path: Path
 ) -> None:
-    program = Path(__file__).with_name("hold_session.py")
     with goes_on(foreign):
-        command = [sys.executable, program, tmp_path, str(workload.pid)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
-            assert killed.stdout is not None
-            assert killed.stdout.readline() == "watching\n"
+        with watching(tmp_path, workload.pid) as killed:
             assert [slot.is_on for slot in ADMIN.slots()] == [True, False, True]
             killed.kill()
 
@@ -307,12 +315,8 @@ def test_a_killed_session_is_undone_and_a_foreign_kdamond_goes_on(
 
 
 def test_a_killed_session_alone_leaves_no_slots_behind(workload: Workload, tmp_path: Path) -> None:
-    program = Path(__file__).with_name("hold_session.py")
     before = STAT.read_text() if STAT.exists() else None
-    command = [sys.executable, program, tmp_path, str(workload.pid)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
-        assert killed.stdout is not None
-        assert killed.stdout.readline() == "watching\n"
+    with watching(tmp_path, workload.pid) as killed:
         killed.kill()
 
     with Journal(tmp_path) as journal:
