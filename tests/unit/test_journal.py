@@ -276,21 +276,34 @@ def test_a_second_tierd_is_kept_out(fake: FakeDamon, journal: Journal, tmp_path:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-def test_what_cannot_be_recorded_is_not_done(
-    fake: FakeDamon, journal: Journal, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_what_cannot_be_recorded_is_not_done(fake: FakeDamon, tmp_path: Path, number: int) -> None:
+    journal = opened(fake, tmp_path / "state")
+
     def refuse(fd: int, data: bytes) -> None:
         os.write(fd, data[:5])
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(journal_module, "_write_synced", refuse)
-    with pytest.raises(TierdError, match=os.strerror(number)):
-        journal.write(switch(fake), "N")
-    monkeypatch.undo()
-
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal_module, "_write_synced", refuse)
+        with pytest.raises(TierdError, match=os.strerror(number)):
+            journal.write(switch(fake), "N")
     assert fake.writes == []
+
     start_all(fake, journal)
-    journal.undo()
+    journal.close()
+    with opened(fake, tmp_path / "state") as again:
+        again.undo()
+    assert is_as_it_was(fake)
+
+
+def test_a_torn_line_spoils_none_behind_it(fake: FakeDamon, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/journal.jsonl").write_bytes(b'{"boot": "boot-1", "id": 1, "ki')
+
+    with opened(fake, tmp_path / "state") as journal:
+        start_all(fake, journal)
+    with opened(fake, tmp_path / "state") as journal:
+        assert not [line for line in journal.undo() if "cannot be read" in line]
     assert is_as_it_was(fake)
 
 

@@ -325,16 +325,19 @@ def test_no_process_is_told(fake: FakeDamon, journal: Journal, open_session: Ope
     assert journal.changes == {}
 
 
+@pytest.mark.parametrize("is_reused", [False, True])
 def test_a_process_that_exits_while_it_is_set_up_is_told(
-    fake: FakeDamon, journal: Journal, open_session: Open, target: Target
+    fake: FakeDamon, journal: Journal, open_session: Open, target: Target, is_reused: bool
 ) -> None:
+    """Its number may be another process's by then, which DAMON would watch gladly."""
     write = FakeDamon.write
 
     def kill_first(self: FakeDamon, path: Path, value: str) -> None:
         if value == "on":
             target.kill()
             os.waitid(os.P_PID, target.pid, os.WEXITED | os.WNOWAIT)
-            fake.exit(target.pid)
+            if not is_reused:
+                fake.exit(target.pid)
         write(self, path, value)
 
     sampled = open_session()

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,10 +15,8 @@ CONFIG = DamonConfig(
 MARK_US = 1_012_345
 
 
-def setup(thrift: float, *, has_goal: bool = False, at_most: int = 10_000) -> Setup:
-    return tuning.setup(
-        CONFIG, thrift=thrift, has_goal=has_goal, mark_us=MARK_US, regions_at_most=at_most
-    )
+def setup(thrift: float, *, has_goal: bool = False) -> Setup:
+    return tuning.setup(CONFIG, thrift=thrift, has_goal=has_goal, mark_us=MARK_US)
 
 
 def test_without_thrift_all_is_as_configured() -> None:
@@ -42,10 +42,12 @@ def test_the_kernel_tunes_between_the_interval_and_twice_that() -> None:
     assert (goal.min_sample_us, goal.max_sample_us) == (40_000, 80_000)
 
 
-def test_a_bound_beside_the_configured_one_holds_for_both_ends() -> None:
-    few = setup(1.0, at_most=5)
+def test_there_are_never_fewer_regions_than_configured() -> None:
+    few = replace(CONFIG, min_regions=500)
 
-    assert (few.min_regions, few.max_regions) == (5, 5)
+    made = tuning.setup(few, thrift=tuning.MOST_THRIFT, has_goal=False, mark_us=MARK_US)
+
+    assert (made.min_regions, made.max_regions) == (500, 500)
 
 
 @given(st.floats(1, tuning.MOST_THRIFT), st.booleans())

@@ -6,10 +6,11 @@ another thread; what they changed counts once they are through.
 """
 
 from concurrent.futures import Executor, Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tierd.config import DamonConfig
 from tierd.errors import TierdError
+from tierd.journal import EntryId
 from tierd.kernel import task
 from tierd.kernel.damon import Admin, Setup, SlotIndex
 from tierd.model import Pid
@@ -23,44 +24,50 @@ DRIFT = 0.25
 """A snapshot this share early or late means that the kernel has tuned the intervals."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A kdamond of ours that runs, as it was set up."""
+
+    slot: SlotIndex
+    pid: Pid
+    entry: EntryId
+    setup: Setup
+
+
 class Governor:
     """Watches what a kdamond costs.
 
     Args:
         config: how finely to look where that is within the budget.
         admin: DAMON.
-        slot: the kdamond's.
-        kdamond: its thread.
-        setup: what it was started with.
-        regions_at_most: a bound beside the configured one.
-        worker: where to wait for the kdamond.
+        started: the kdamond.
+        worker: where to wait for it.
         now_s: CLOCK_MONOTONIC.
+
+    Raises:
+        ProcessLookupError: it has stopped already.
     """
 
     def __init__(
         self,
         config: DamonConfig,
         admin: Admin,
-        slot: SlotIndex,
-        kdamond: Pid,
-        setup: Setup,
+        started: Started,
         *,
-        regions_at_most: int,
         worker: Executor,
         now_s: float,
     ) -> None:
         self._config = config
         self._admin = admin
-        self._slot = slot
-        self._kdamond = kdamond
-        self._setup = setup
-        self._regions_at_most = regions_at_most
+        self._slot = started.slot
+        self._kdamond = started.pid
+        self._setup = started.setup
         self._worker = worker
         self._thrift = 1.0
         self._pending: Future[Setup | None] | None = None
         self._pending_thrift = 1.0
         self._cpu_percent: float | None = None
-        self._cpu_s = task.cpu_s(kdamond)
+        self._cpu_s = task.cpu_s(started.pid)
         self._judged_s = self._read_back_s = now_s
         self._snapshot_s = now_s
         self._has_drifted = False
@@ -137,7 +144,6 @@ class Governor:
             thrift=thrift,
             has_goal=self._setup.goal is not None,
             mark_us=self._setup.update_us,
-            regions_at_most=self._regions_at_most,
         )
         self._admin.set_up(self._slot, setup)
         return setup if self._admin.command(self._slot, "commit") else None

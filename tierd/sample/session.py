@@ -27,7 +27,7 @@ from tierd.kernel.ring import Snapshot
 from tierd.kernel.tunable import Files
 from tierd.model import Accesses, Pid
 from tierd.sample import tuning
-from tierd.sample.governor import Governor
+from tierd.sample.governor import Governor, Started
 from tierd.sample.reader import TRIED_REGIONS_MOST, Reader, RingReader, TriedRegionsReader
 from tierd.sample.tuning import Tuning
 
@@ -36,16 +36,6 @@ SLOTS = 32
 
 MARK_FIRST_US, MARKS = 1_000_001, 99_999
 """A session's mark is the interval at which DAMON follows mappings: 1 s and some odd us."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
-    """A kdamond of ours that runs."""
-
-    slot: SlotIndex
-    pid: Pid
-    entry: EntryId
-    setup: Setup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +201,10 @@ class Session:
             stack.callback(self._journal.revert, started.entry)
             reader = self._reader(started)
             stack.callback(reader.close)
-            governor = self._governor(started)
+            now_s = time.monotonic()
+            governor = Governor(
+                self._limits, self._admin, started, worker=self._worker, now_s=now_s
+            )
             stack.pop_all()
         return Watch(pid=pid, pidfd=pidfd, entry=started.entry, reader=reader, governor=governor)
 
@@ -241,13 +234,8 @@ class Session:
 
     def _set_up(self, slot: SlotIndex, pid: Pid) -> Setup:
         self._admin.claim(slot, self._mark_us)
-        setup = tuning.setup(
-            self._config,
-            thrift=1.0,
-            has_goal=self._admin.has_goal(slot),
-            mark_us=self._mark_us,
-            regions_at_most=self._regions_at_most,
-        )
+        has_goal = self._admin.has_goal(slot)
+        setup = tuning.setup(self._limits, thrift=1.0, has_goal=has_goal, mark_us=self._mark_us)
         self._admin.set_up(slot, setup)
         self._admin.set_target(slot, pid)
         if self._tracepoint is None:
@@ -270,21 +258,16 @@ class Session:
             return TriedRegionsReader(self._admin, started.slot, self._worker)
         return RingReader(self._tracepoint, started.pid, regions=self._config.max_regions)
 
-    def _governor(self, started: Started) -> Governor:
-        return Governor(
-            self._config,
-            self._admin,
-            started.slot,
-            started.pid,
-            started.setup,
-            regions_at_most=self._regions_at_most,
-            worker=self._worker,
-            now_s=time.monotonic(),
-        )
-
     @property
-    def _regions_at_most(self) -> int:
-        return TRIED_REGIONS_MOST if self._tracepoint is None else self._config.max_regions
+    def _limits(self) -> DamonConfig:
+        """What is configured, and affordable by the way that regions are read."""
+        if self._tracepoint is not None:
+            return self._config
+        return replace(
+            self._config,
+            min_regions=min(self._config.min_regions, TRIED_REGIONS_MOST),
+            max_regions=min(self._config.max_regions, TRIED_REGIONS_MOST),
+        )
 
     def _free_slot(self) -> SlotIndex:
         """Returns a slot that nobody uses, the last one: others count from the first."""

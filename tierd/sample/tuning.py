@@ -58,9 +58,7 @@ def next_thrift(thrift: float, *, used: float, budget: float) -> float:
     return min(MOST_THRIFT, max(1.0, thrift * factor))
 
 
-def setup(
-    config: DamonConfig, *, thrift: float, has_goal: bool, mark_us: int, regions_at_most: int
-) -> Setup:
+def setup(config: DamonConfig, *, thrift: float, has_goal: bool, mark_us: int) -> Setup:
     """Returns what to write for a thrift.
 
     Args:
@@ -68,11 +66,9 @@ def setup(
         thrift: from 1 to MOST_THRIFT.
         has_goal: the kernel can tune the intervals.
         mark_us: the update interval, by which the slot is known as ours.
-        regions_at_most: a bound beside the configured one.
     """
     stretch = math.sqrt(thrift)
     sample_us = round(config.sample_us * stretch)
-    least = min(config.min_regions, regions_at_most)
     goal = Goal(
         access_bp=GOAL_ACCESS_BP,
         aggregations=GOAL_AGGREGATIONS,
@@ -83,7 +79,7 @@ def setup(
         sample_us=sample_us,
         aggregation_us=round(config.aggregation_us * stretch),
         update_us=mark_us,
-        min_regions=least,
-        max_regions=max(least, min(round(config.max_regions / stretch), regions_at_most)),
+        min_regions=config.min_regions,
+        max_regions=max(config.min_regions, round(config.max_regions / stretch)),
         goal=goal if has_goal else None,
     )
