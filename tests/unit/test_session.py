@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -121,13 +121,17 @@ def open_session(
 def target(fake: FakeDamon) -> Iterator[subprocess.Popen[bytes]]:
     with sleeper(fake) as process:
         yield process
-        process.kill()
 
 
-def sleeper(fake: FakeDamon) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-    fake.processes.add(process.pid)
-    return process
+@contextmanager
+def sleeper(fake: FakeDamon) -> Iterator[subprocess.Popen[bytes]]:
+    """A process to watch, known to the imagined kernel too."""
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
+        fake.processes.add(process.pid)
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def snapshot(at_s: float) -> Snapshot:
@@ -182,7 +186,6 @@ def test_snapshots_come_by_time_with_their_intervals(
         assert (found[0].sample_s, found[0].aggregation_s) == (0.02, 0.4)
         assert found[0].regions is REGIONS
         assert sampled.poll() == []
-        other.kill()
 
 
 def test_a_target_that_exits_is_told_once_and_disturbs_no_other(
@@ -470,6 +473,13 @@ def test_a_costly_kdamond_looks_less_finely(
     assert fake.values[f"{intervals}/sample_us"] == str(tuned.sample_us)
     assert fake.writes[-1][1] == "commit"
 
+    clock.now_s += governor.JUDGE_S
+    clock.cpu_s += 0.15
+    sampled.poll()
+
+    assert sampled.tuning[pid].cpu_percent == pytest.approx(1.5)
+    assert sampled.tuning[pid].thrift == 2.0
+
 
 def test_the_budget_is_for_all_together(
     fake: FakeDamon, open_session: Open, target: Target, clock: Clock
@@ -484,7 +494,6 @@ def test_the_budget_is_for_all_together(
         sampled.poll()
 
         assert [tuned.thrift > 1 for tuned in sampled.tuning.values()] == [True, True]
-        other.kill()
 
 
 def test_a_cheap_kdamond_is_left_as_it_is(
