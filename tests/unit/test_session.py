@@ -226,6 +226,15 @@ def test_watching_twice_is_watching_once(open_session: Open, target: Target) -> 
     assert len(FakeRing.opened) == 1
 
 
+@pytest.mark.parametrize(("aggregation_us", "regions"), [(400_000, 5000), (10_000, 16_000)])
+def test_a_ring_has_room_for_seconds_within_bounds(
+    open_session: Open, target: Target, aggregation_us: int, regions: int
+) -> None:
+    open_session(aggregation_us=aggregation_us, sample_us=500).watch(Pid(target.pid))
+
+    assert FakeRing.opened[0].regions == regions
+
+
 def test_losses_outlive_their_target(open_session: Open, target: Target) -> None:
     sampled = open_session()
     sampled.watch(Pid(target.pid))
@@ -257,6 +266,18 @@ def test_who_holds_every_slot_is_named(fake: FakeDamon, open_session: Open, targ
 
     with pytest.raises(Conflict, match=r"kdamond 0 \(on, pid 400; vaddr of process 88\)"):
         open_session().watch(Pid(target.pid))
+
+
+def test_more_targets_than_slots_are_refused(
+    fake: FakeDamon, open_session: Open, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "SLOTS", 1)
+    sampled = open_session()
+    sampled.watch(Pid(target.pid))
+
+    with sleeper(fake) as other, pytest.raises(Conflict, match="watches 1 processes already"):
+        sampled.watch(Pid(other.pid))
+    assert list(sampled.tuning) == [target.pid]
 
 
 def test_a_slot_set_up_but_off_is_not_wiped(

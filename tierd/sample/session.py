@@ -6,6 +6,7 @@ that is changed on the machine is in the journal first, and taken back by unwatc
 """
 
 import errno
+import math
 import os
 import secrets
 import select
@@ -22,7 +23,7 @@ from tierd.config import DamonConfig
 from tierd.errors import Conflict, TierdError
 from tierd.journal import EntryId, Journal, Kdamond, Slots
 from tierd.kernel import process, tracepoint
-from tierd.kernel.damon import Admin, ExclusiveUse, Setup, SlotIndex
+from tierd.kernel.damon import Admin, ExclusiveUse, Setup, Slot, SlotIndex
 from tierd.kernel.ring import Snapshot
 from tierd.kernel.tunable import Files
 from tierd.model import Accesses, Pid
@@ -33,6 +34,9 @@ from tierd.sample.tuning import Tuning
 
 SLOTS = 32
 """Kdamond slots that are made where nobody has made any: the most targets, and room for others."""
+
+POLLED_WITHIN_S, RING_MOST_AGGREGATIONS = 2.0, 16
+"""A ring holds twice what comes in so long: a round that is late by seconds loses nothing."""
 
 MARK_FIRST_US, MARKS = 1_000_001, 99_999
 """A session's mark is the interval at which DAMON follows mappings: 1 s and some odd us."""
@@ -256,7 +260,9 @@ class Session:
     def _reader(self, started: Started) -> Reader:
         if self._tracepoint is None:
             return TriedRegionsReader(self._admin, started.slot, self._worker)
-        return RingReader(self._tracepoint, started.pid, regions=self._config.max_regions)
+        aggregations = math.ceil(POLLED_WITHIN_S * 1e6 / self._config.aggregation_us)
+        regions = self._config.max_regions * min(aggregations, RING_MOST_AGGREGATIONS)
+        return RingReader(self._tracepoint, started.pid, regions=regions)
 
     @property
     def _limits(self) -> DamonConfig:
@@ -278,12 +284,23 @@ class Session:
             slots = self._admin.slots()
         free = [slot.index for slot in slots if slot.is_free]
         if not free:
-            raise Conflict(
-                f"DAMON has no free slot: {'; '.join(map(str, slots))}",
-                hint="wait for one to end or stop it (echo off > its state file); slots can be "
-                "added in /sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds while none is set up",
-            )
+            raise self._no_slot(slots)
         return free[-1]
+
+    def _no_slot(self, slots: tuple[Slot, ...]) -> Conflict:
+        changes = self._journal.changes.values()
+        ours = {change.slot for change in changes if isinstance(change, Kdamond)}
+        others = [str(slot) for slot in slots if slot.index not in ours]
+        if not others:
+            return Conflict(
+                f"tierd watches {len(slots)} processes already, the most it can",
+                hint="name fewer targets",
+            )
+        return Conflict(
+            f"DAMON has no free slot of {len(slots)}; others hold {'; '.join(others)}",
+            hint="stop one (echo off > its state file) or wait for its end; slots are added by "
+            "/sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds, which empties all of them",
+        )
 
 
 def _open_process(pid: Pid) -> int:
