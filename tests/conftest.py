@@ -2,7 +2,8 @@
 """What holds for all tests.
 
 With TIERD_NO_SKIP=1 in the environment, a skip is a failure. Properties have no deadline, since
-guests may share the machine.
+guests may share the machine. The options of tests/vm are here too: where pytest is given no path,
+it looks for options in this folder's conftest alone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,15 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 settings.register_profile("tierd", deadline=None)
 settings.load_profile("tierd")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kernels",
+        choices=["central", "all"],
+        default="central",
+        help="on which kernels guests' tests run: each on one and the central ones on all, or all",
+    )
 
 
 @pytest.hookimpl(wrapper=True)

@@ -61,15 +61,6 @@ class OneGuest:
 ONE_GUEST = pytest.StashKey[OneGuest]()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--kernels",
-        choices=["central", "all"],
-        default="central",
-        help="on which kernels guests' tests run: each on one and the central ones on all, or all",
-    )
-
-
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[ONE_GUEST] = OneGuest()
 
