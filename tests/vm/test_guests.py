@@ -160,6 +160,15 @@ def test_all_output_comes_before_the_end(guest: Guest) -> None:
 
 
 @pytest.mark.guest(topology.flat())
+def test_commands_that_end_together_lose_no_output(guest: Guest) -> None:
+    guest.run(["mkfifo", "/run/start"])
+    wait_for_line = "exec 3<>/run/start; read line <&3"
+    waiting = [guest.start(["sh", "-c", f"{wait_for_line}; echo {n}"]) for n in range(30)]
+    guest.run(["sh", "-c", "exec 3<>/run/start; yes '' | head -n 30 >&3"])
+    assert [process.wait().stdout for process in waiting] == [f"{n}\n" for n in range(30)]
+
+
+@pytest.mark.guest(topology.flat())
 def test_failure_is_raised_when_checked(guest: Guest) -> None:
     with pytest.raises(CommandFailed, match="not ok"):
         guest.run(["sh", "-c", "echo not ok >&2; false"])

@@ -154,6 +154,9 @@ class Agent:
 
     def _forward(self, command: Command, descriptor: int) -> None:
         """Passes on a piece of what a command has printed."""
+        if descriptor not in command.outputs:
+            # Its end was seen at the command's own, after this event was fetched.
+            return
         try:
             data = os.read(descriptor, 1 << 16)
         except BlockingIOError:
