@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from guests import accelerator, archive, cache, kernels, topology
 from guests.archive import Apt, Suite
-from guests.errors import ArchiveError
+from guests.errors import ArchiveError, GuestLost, GuestPanic
 from guests.kernels import Kernel
 from guests.topology import Emulator, Kind, Topology
 from hypothesis import given
@@ -255,6 +255,21 @@ def test_kvm_is_tried_once_a_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_no_kvm_without_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "DEVICE", tmp_path / "kvm")
     assert not accelerator.kvm_works(lambda: pytest.fail("tried"))
+
+
+def test_panic_is_shown_from_its_start(tmp_path: Path) -> None:
+    console = tmp_path / "console"
+    console.write_text("boot\n" * 100 + "Kernel panic - not syncing: why\n" + "trace\n" * 100)
+    shown = str(GuestPanic("it panicked", console)).splitlines()
+    assert shown[1] == "Kernel panic - not syncing: why"
+    assert len(shown) == 42
+
+
+@pytest.mark.parametrize(("content", "shown"), [("a\n" * 50, "a\n" * 40), ("", "(nothing)\n")])
+def test_end_of_a_console_is_shown(tmp_path: Path, content: str, shown: str) -> None:
+    console = tmp_path / "console"
+    console.write_text(content)
+    assert str(GuestLost("gone", console)).startswith(f"gone; its console says:\n{shown}(all of")
 
 
 SKIPS = """

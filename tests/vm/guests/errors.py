@@ -15,10 +15,10 @@ class ArchiveError(GuestError):
 
 
 class GuestLost(GuestError):
-    """The guest ended, hung or never came up; carries the tail of its console."""
+    """The guest ended, hung or never came up; carries the end of its console."""
 
     def __init__(self, what: str, console: Path) -> None:
-        super().__init__(f"{what}; its console ends with:\n{tail(console)}\n(all of it: {console})")
+        super().__init__(f"{what}; its console says:\n{excerpt(console)}\n(all of it: {console})")
         self.console = console
 
 
@@ -34,10 +34,16 @@ class CommandTimeout(CommandFailed):
     """A command took longer than it was given, in a guest that is otherwise well."""
 
 
-def tail(console: Path, lines: int = 40) -> str:
-    """The last lines of a console's log, or a word that there are none."""
-    try:
-        text = console.read_text(errors="replace")
-    except FileNotFoundError:
-        return "(no console)"
-    return "\n".join(text.splitlines()[-lines:]) or "(nothing was printed)"
+PANIC = "Kernel panic - not syncing"
+
+
+def panicked(console: Path) -> bool:
+    """Whether the kernel that printed there has panicked."""
+    return PANIC in console.read_text(errors="replace")
+
+
+def excerpt(console: Path, lines: int = 40) -> str:
+    """What a console says of the end: what follows from the panic, else its last lines."""
+    text = console.read_text(errors="replace").splitlines()
+    first = next((number for number, line in enumerate(text) if PANIC in line), -lines)
+    return "\n".join(text[first:][:lines]) or "(nothing)"

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from guests.channel import Channel, ChannelClosed, Conversation, Message, decode, encode
-from guests.errors import CommandFailed, CommandTimeout, GuestLost, GuestPanic
+from guests.errors import CommandFailed, CommandTimeout, GuestLost, GuestPanic, panicked
 from guests.topology import Topology
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 PING_TIMEOUT_S = 60
 """An agent that takes longer for a word has hung; a busy emulated guest takes a few seconds."""
-
-PANICKED = ("Kernel panic - not syncing", "---[ end Kernel panic")
 
 
 Sink = Callable[[str, bytes], None]
@@ -269,8 +267,7 @@ class Guest:
 
 def why_lost(name: str, status: int, console: Path) -> GuestLost:
     """The error for an emulator that has ended."""
-    text = console.read_text(errors="replace")
-    if any(mark in text for mark in PANICKED):
+    if panicked(console):
         return GuestPanic(f"the kernel of guest {name} panicked", console)
     return GuestLost(f"the guest {name} ended, QEMU with status {status}", console)
 
