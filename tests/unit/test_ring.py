@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decoding of perf rings, well-formed and not, against a plain parser; and snapshots from parts."""
 
+import base64
+import json
+import re
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +20,7 @@ from tierd.kernel.ring import RECORD, Assembler, Decoded, Layout
 LAYOUT = Layout()
 SAMPLE, LOST, LOST_SAMPLES, THROTTLE = 9, 2, 13, 5
 RING_BYTES = 1024
+RINGS = Path(__file__).with_name("rings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,3 +297,32 @@ def test_nothing_read_is_nothing_found() -> None:
     assembler = Assembler()
     assert assembler.add(np.empty(0, RECORD)) == []
     assert assembler.torn == 0
+
+
+# Rings captured in guests, mapped with 4096 bytes while a kdamond watched a process, just before
+# they were read; `trace` is what tracefs printed of the same records, by trace_clock mono:
+# kdamond.0-391 [000] ..... 63.201177: damon_aggregated: target_id=0 nr_regions=12 1-2: 0 7
+
+TRACED = re.compile(
+    r" (\d+)\.(\d+): damon_aggregated: target_id=(\d+) nr_regions=(\d+) (\d+)-(\d+): (\d+) (\d+)$"
+)
+
+
+@pytest.mark.parametrize("capture", sorted(RINGS.glob("*.json")), ids=lambda path: path.stem)
+def test_a_captured_ring_reads_as_the_kernel_prints_it(capture: Path) -> None:
+    told = json.loads(capture.read_text())
+    data, layout = base64.b64decode(told["data"]), Layout(**told["layout"])
+    assert told["head"] // len(data) != told["tail"] // len(data)  # it wraps around
+    got = ring.decode(data, head=told["head"], tail=told["tail"], layout=layout, limit=100)
+    assert (got.tail, got.lost, got.corrupt) == (told["head"], 0, 0)
+    printed = [
+        [int(word) for word in traced.groups()]
+        for traced in map(TRACED.search, told["trace"])
+        if traced
+    ]
+    fields = ["target_id", "nr_regions", "start", "end", "nr_accesses", "age"]
+    assert got.records[fields].tolist() == [tuple(words[2:]) for words in printed]
+    printed_us = np.array([seconds * 1_000_000 + us for seconds, us, *_ in printed])
+    assert (abs(got.records["time_ns"] / 1000 - printed_us) < 10_000).all()
+    (snapshot,) = Assembler().add(got.records)
+    assert len(snapshot.regions) == len(told["trace"])
