@@ -195,10 +195,24 @@ def test_a_sample_too_short_for_the_layout_tears_the_snapshot() -> None:
     assert got.corrupt == 1
 
 
-def test_raw_data_longer_than_its_record_is_refused() -> None:
+@pytest.mark.parametrize("raw_bytes", [47, 53])
+def test_raw_data_that_cannot_be_are_refused(raw_bytes: int) -> None:
     sample = bytearray(Region(1, 2, 3, 4, 5, 6, 7).encode())
-    sample[16:20] = struct.pack("<I", 53)
+    sample[16:20] = struct.pack("<I", raw_bytes)
     got = decode(bytes(sample))
+    assert (len(got.records), got.corrupt) == (0, 1)
+
+
+@pytest.mark.parametrize("kind", [SAMPLE, LOST, LOST_SAMPLES])
+def test_a_record_without_its_body_is_refused(kind: int) -> None:
+    good = Region(1, 2, 3, 4, 5, 6, 7)
+    got = decode(_perf(kind, b"") + good.encode())
+    assert got.records.tolist() == [good.record(1)]
+    assert (got.lost, got.corrupt) == (0, 1)
+
+
+def test_the_size_of_raw_data_is_not_taken_from_the_next_record() -> None:
+    got = decode(_perf(SAMPLE, bytes(8)) + _perf(52, bytes(80)))
     assert (len(got.records), got.corrupt) == (0, 1)
 
 
@@ -226,7 +240,7 @@ def test_fields_are_read_where_the_layout_says() -> None:
 def aggregation(at: int, *sizes: int) -> NDArray[np.void]:
     """The records of one aggregation of targets with so many regions."""
     records = [
-        (at, 10 * i, 10 * i + 10, target, size, at % 20, at, 0)
+        (at, 1000 * target + 10 * i, 1000 * target + 10 * i + 10, target, size, at % 20, at, 0)
         for target, size in enumerate(sizes)
         for i in range(size)
     ]
@@ -256,7 +270,8 @@ def test_snapshots_do_not_depend_on_how_they_were_read(
     assert [(round(s.at_s * 1e9), s.target_id, len(s.regions)) for s in found] == due
     assert assembler.torn == 0
     for snapshot in found:
-        assert (snapshot.regions["start"] == np.arange(len(snapshot.regions)) * 10).all()
+        first = 1000 * snapshot.target_id
+        assert (snapshot.regions["start"] == first + np.arange(len(snapshot.regions)) * 10).all()
         assert (snapshot.regions["age"] == round(snapshot.at_s * 1e9)).all()
 
 
@@ -290,6 +305,16 @@ def test_a_snapshot_that_began_before_is_dropped() -> None:
     assembler = Assembler()
     assert assembler.add(aggregation(1, 5)[3:]) == []
     assert [s.target_id for s in assembler.add(aggregation(2, 5))] == [0]
+    assert assembler.torn == 1
+
+
+def test_a_part_is_not_joined_to_an_aggregation_that_lies_above_it() -> None:
+    below, above = aggregation(1, 3)[:2], aggregation(2, 2)
+    above["start"] += 1000
+    above["end"] += 1000
+    assembler = Assembler()
+    (snapshot,) = assembler.add(np.concatenate([below, above]))
+    assert snapshot.regions["start"].tolist() == [1000, 1010]
     assert assembler.torn == 1
 
 
