@@ -145,27 +145,31 @@ int tierd_decode_records(const struct tierd_layout *layout, const void *bytes, u
 			 uint64_t head, uint32_t capacity, struct tierd_cursor *cursor,
 			 struct tierd_record *ret_records)
 {
+	/* Copies, which no store to a record can change: they stay in registers. */
 	const struct data data = { .bytes = bytes, .mask = data_bytes - 1 };
-	uint32_t raw = raw_bytes(layout);
+	const struct tierd_layout fields = *layout;
+	struct tierd_cursor at = *cursor;
+	uint32_t raw = raw_bytes(&fields);
 	uint32_t count = 0;
 
 	if (raw == 0 || data_bytes < 8 || data_bytes & (data_bytes - 1) || capacity > INT32_MAX)
 		return -EINVAL;
-	while (cursor->tail != head && count < capacity) {
-		uint64_t unread = head - cursor->tail;
+	while (at.tail != head && count < capacity) {
+		uint64_t unread = head - at.tail;
 		struct perf_event_header header = { 0 };
 
-		if (unread <= data_bytes && cursor->tail % 8 == 0)
-			memcpy(&header, data.bytes + (cursor->tail & data.mask), sizeof(header));
+		if (unread <= data_bytes && at.tail % 8 == 0)
+			memcpy(&header, data.bytes + (at.tail & data.mask), sizeof(header));
 		if (header.size < sizeof(header) || header.size % 8 || header.size > unread) {
 			/* Without a size there is no next record: go on with what comes later. */
-			note_corrupt(cursor);
-			cursor->tail = head;
+			note_corrupt(&at);
+			at.tail = head;
 			break;
 		}
-		count += take(&data, &header, raw, layout, cursor, &ret_records[count]);
-		cursor->tail += header.size;
+		count += take(&data, &header, raw, &fields, &at, &ret_records[count]);
+		at.tail += header.size;
 	}
+	*cursor = at;
 	return (int)count;
 }
 

@@ -87,7 +87,7 @@ def captured(stream: bytes, tail: int, size: int = RING_BYTES) -> bytes:
 def decode(stream: bytes, tail: int = 0, limit: int = 100) -> Decoded:
     data = captured(stream, tail)
     head = after(tail, len(stream))
-    return ring.decode(data, head=head, tail=tail, layout=LAYOUT, limit=limit)
+    return ring.decode(data, head=head, tail=tail, layout=LAYOUT, into=np.empty(limit, RECORD))
 
 
 def after(tail: int, count: int) -> int:
@@ -160,7 +160,7 @@ def test_no_room_consumes_nothing() -> None:
 @example(data=struct.pack("<IHH", SAMPLE, 0, 65528), tail=0, unread=8)
 def test_any_bytes_end_at_the_head(data: bytes, tail: int, unread: int) -> None:
     head = after(tail, unread)
-    got = ring.decode(data, head=head, tail=tail, layout=LAYOUT, limit=100)
+    got = ring.decode(data, head=head, tail=tail, layout=LAYOUT, into=np.empty(100, RECORD))
     assert got.tail == head
     assert len(got.records) * ring.RECORD_BYTES <= len(data)
 
@@ -219,18 +219,18 @@ def test_the_size_of_raw_data_is_not_taken_from_the_next_record() -> None:
 @pytest.mark.parametrize("size", [0, 4, 24, 1000])
 def test_a_ring_that_is_no_power_of_two_is_refused(size: int) -> None:
     with pytest.raises(OSError, match="decode: Invalid argument"):
-        ring.decode(bytes(size), head=0, tail=0, layout=LAYOUT, limit=1)
+        ring.decode(bytes(size), head=0, tail=0, layout=LAYOUT, into=np.empty(1, RECORD))
 
 
 def test_a_layout_beyond_any_record_is_refused() -> None:
     with pytest.raises(OSError, match="decode: Invalid argument"):
-        ring.decode(bytes(8), head=0, tail=0, layout=Layout(age=4096), limit=1)
+        ring.decode(bytes(8), head=0, tail=0, layout=Layout(age=4096), into=np.empty(1, RECORD))
 
 
 def test_fields_are_read_where_the_layout_says() -> None:
     moved = Layout(target_id=32, nr_regions=44, start=8, end=24, nr_accesses=16, age=40)
     sample = Region(1, 2, 3, 4, 5, 6, 7).encode()
-    got = ring.decode(captured(sample, 0), head=72, tail=0, layout=moved, limit=1)
+    got = ring.decode(captured(sample, 0), head=72, tail=0, layout=moved, into=np.empty(1, RECORD))
     assert got.records.tolist() == [(1, 2, 4, 5, 7, 3, 6, 0)]
 
 
@@ -338,7 +338,9 @@ def test_a_captured_ring_reads_as_the_kernel_prints_it(capture: Path) -> None:
     told = json.loads(capture.read_text())
     data, layout = base64.b64decode(told["data"]), Layout(**told["layout"])
     assert told["head"] // len(data) != told["tail"] // len(data)  # it wraps around
-    got = ring.decode(data, head=told["head"], tail=told["tail"], layout=layout, limit=100)
+    got = ring.decode(
+        data, head=told["head"], tail=told["tail"], layout=layout, into=np.empty(100, RECORD)
+    )
     assert (got.tail, got.lost, got.corrupt) == (told["head"], 0, 0)
     printed = [
         [int(word) for word in traced.groups()]

@@ -120,29 +120,29 @@ class Decoded:
     corrupt: int
 
 
-def decode(data: bytes, *, head: int, tail: int, layout: Layout, limit: int) -> Decoded:
-    """Decodes at most `limit` records of a ring that was captured.
+def decode(data: bytes, *, head: int, tail: int, layout: Layout, into: NDArray[np.void]) -> Decoded:
+    """Decodes a ring that was captured.
 
     Args:
         data: the data area; its size is a power of two.
         head: bytes ever written, as perf counts them.
         tail: bytes consumed of these.
         layout: where the fields are.
-        limit: what does not fit stays in the ring: `tail` says where to go on.
+        into: where the records go (dtype RECORD). What does not fit stays in the ring: the
+            result's `tail` says where to go on.
     """
-    records = np.empty(limit, RECORD)
     cursor = ffi.new("struct tierd_cursor *", {"tail": tail})
     count = lib.tierd_decode_records(
         ffi.new("struct tierd_layout *", astuple(layout)),
         ffi.from_buffer("uint8_t[]", data),
         len(data),
         head,
-        limit,
+        len(into),
         cursor,
-        ffi.from_buffer("struct tierd_record[]", records, require_writable=True),
+        ffi.from_buffer("struct tierd_record[]", into, require_writable=True),
     )
     return Decoded(
-        records=records[: check(count, "decode")],
+        records=into[: check(count, "decode")],
         tail=cursor.tail,
         lost=cursor.lost,
         corrupt=cursor.corrupt,
