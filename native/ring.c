@@ -40,16 +40,23 @@ static uint64_t load64(const uint8_t *from)
 	return value;
 }
 
-/* Returns @count bytes at a position in one piece, in @bounce where the data area wraps. */
-static const uint8_t *peek(const struct data *data, uint64_t at, size_t count, uint8_t *bounce)
+/* Copies @count bytes at a position where the data area wraps; out of line, since that is rare. */
+static __attribute__((noinline)) const uint8_t *join(const struct data *data, uint64_t at,
+						     size_t count, uint8_t *bounce)
 {
 	uint64_t first = data->mask + 1 - (at & data->mask);
 
-	if (first >= count)
-		return data->bytes + (at & data->mask);
 	memcpy(bounce, data->bytes + (at & data->mask), first);
 	memcpy(bounce + first, data->bytes, count - first);
 	return bounce;
+}
+
+/* Returns @count bytes at a position in one piece, in @bounce where the data area wraps. */
+static const uint8_t *peek(const struct data *data, uint64_t at, size_t count, uint8_t *bounce)
+{
+	if ((at & data->mask) + count <= data->mask + 1)
+		return data->bytes + (at & data->mask);
+	return join(data, at, count, bounce);
 }
 
 static uint32_t larger(uint32_t a, uint32_t b)

@@ -9,7 +9,7 @@ of one aggregation of a target with two regions:
     target_id=0 nr_regions=2 140320403394560-140320408031232: 20 3
 """
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -52,6 +52,12 @@ class Layout:
     end: int = 32
     nr_accesses: int = 40
     age: int = 44
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """In the order of struct tierd_layout."""
+        place = (self.target_id, self.nr_regions, self.start, self.end)
+        return (*place, self.nr_accesses, self.age)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +139,7 @@ def decode(data: bytes, *, head: int, tail: int, layout: Layout, into: NDArray[n
     """
     cursor = ffi.new("struct tierd_cursor *", {"tail": tail})
     count = lib.tierd_decode_records(
-        ffi.new("struct tierd_layout *", astuple(layout)),
+        ffi.new("struct tierd_layout *", layout.offsets),
         ffi.from_buffer("uint8_t[]", data),
         len(data),
         head,
@@ -172,7 +178,7 @@ class Ring:
         self, *, event: int, layout: Layout, pid: Pid, regions: int, wakeup_records: int = 1
     ) -> None:
         data_bytes = max(4096, 1 << (2 * regions * RECORD_BYTES - 1).bit_length())
-        self._layout = ffi.new("struct tierd_layout *", astuple(layout))
+        self._layout = ffi.new("struct tierd_layout *", layout.offsets)
         self._records = np.empty(data_bytes // RECORD_BYTES, RECORD)
         self._array = ffi.from_buffer("struct tierd_record[]", self._records, require_writable=True)
         self._ring = ffi.new("struct tierd_ring *")
