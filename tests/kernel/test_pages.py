@@ -220,11 +220,16 @@ def query_forever(pid: Pid, folios: NDArray[np.void]) -> None:
         pages.query(pid, folios)
 
 
+def become_nobody() -> None:
+    os.setuid(NOBODY)
+
+
 def as_nobody(attempt: Callable[..., object], *arguments: object) -> object:
-    """Calls a function in a process without privileges; returns its result or its error."""
-    with ProcessPoolExecutor(
-        1, mp_context=get_context("fork"), initializer=os.setuid, initargs=(NOBODY,)
-    ) as pool:
+    """Calls a function in a process without privileges; returns its result or its error.
+
+    It is started anew: a fork of this process could inherit a lock that some thread holds.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=become_nobody) as pool:
         done = pool.submit(attempt, *arguments)
         return done.exception() or done.result()
 
