@@ -99,11 +99,18 @@ def overlay(
         start and end of every part, and for each layer the index of the range that covers it, -1
         where none does.
     """
-    edges = np.unique(
-        np.concatenate([layer[side] for layer in layers for side in ("start", "end")])
-    )
+    edges = np.sort(np.concatenate([_edges(layer) for layer in layers]), kind="stable")
+    edges = edges[np.flatnonzero(np.diff(edges, prepend=np.uint64(0)))]
     start, end = edges[:-1], edges[1:]
     return start, end, tuple(_covering(layer, start) for layer in layers)
+
+
+def _edges(ranges: Ranges) -> NDArray[np.uint64]:
+    """Returns where ranges begin, and where they end unless the next one begins there."""
+    start, end = ranges["start"], ranges["end"]
+    lonely = np.ones(len(ranges), np.bool_)
+    lonely[:-1] = end[:-1] != start[1:]
+    return np.concatenate([start, end[lonely]])
 
 
 def _covering(ranges: Ranges, start: NDArray[np.uint64]) -> NDArray[np.intp]:
@@ -120,11 +127,10 @@ def _parts(
     piece_at: NDArray[np.intp],
 ) -> NDArray[np.void]:
     """Returns pieces cut to [start, end); a part that no piece covers knows nothing yet."""
-    parts = np.zeros(len(start), PIECE)
-    parts["probed_s"] = -np.inf
-    parts["held_until_s"] = -np.inf
-    known = piece_at >= 0
-    parts[known] = pieces[piece_at[known]]
+    unknown = np.zeros(1, PIECE)
+    unknown["probed_s"] = unknown["held_until_s"] = -np.inf
+    # Index -1, of parts that no piece covers, takes the last row.
+    parts = np.concatenate([pieces, unknown]).take(piece_at, mode="wrap")
     parts["start"], parts["end"] = start, end
     return parts
 
@@ -152,15 +158,15 @@ def _join(pieces: NDArray[np.void], now_s: float, bins_per_octave: float) -> NDA
     if len(first) == len(pieces):
         return pieces
     last = np.r_[first[1:], len(pieces)] - 1
-    joined = pieces[first].copy()
+    joined = pieces.take(first)
     joined["end"] = pieces["end"][last]
     weight = (pieces["end"] - pieces["start"]).astype(np.float64)
     total = np.add.reduceat(weight, first)
     for name in ("short", "long"):
         joined[name] = np.add.reduceat(pieces[name] * weight, first) / total
-    joined["resident"] = (
-        np.add.reduceat(pieces["resident"] * weight[:, None], first) / total[:, None]
-    )
+    for tier in _used_tiers(pieces):
+        share = pieces["resident"][:, tier]
+        joined["resident"][:, tier] = np.add.reduceat(share * weight, first) / total
     joined["probed_s"] = np.minimum.reduceat(pieces["probed_s"], first)
     joined["held_until_s"] = np.maximum.reduceat(pieces["held_until_s"], first)
     return joined
@@ -170,9 +176,15 @@ def _likeness(pieces: NDArray[np.void], now_s: float, bins_per_octave: float) ->
     """Returns one number a piece, equal for pieces that may be joined."""
     per_page_s = np.maximum(score(pieces) * PAGE_BYTES, COLD_PER_PAGE_S)
     heat = np.floor(np.log2(per_page_s / COLD_PER_PAGE_S) * bins_per_octave).astype(np.int64)
-    resident = pieces["resident"]
-    place = ((resident > 0.02).astype(np.int64) + (resident > 0.98)) @ 3 ** np.arange(MAX_TIERS)
+    place = np.zeros(len(pieces), np.int64)
+    for tier in _used_tiers(pieces):
+        share = pieces["resident"][:, tier]
+        place = 3 * place + (share > 0.02) + (share > 0.98)
     held = pieces["held_until_s"] > now_s
     probed = np.isfinite(pieces["probed_s"])
     history = np.minimum(pieces["refusals"], 15) * 4 + held * 2 + probed
     return np.asarray((heat * 3**MAX_TIERS + place) * 64 + history, np.int64)
+
+
+def _used_tiers(pieces: NDArray[np.void]) -> list[int]:
+    return [tier for tier in range(MAX_TIERS) if pieces["resident"][:, tier].any()]

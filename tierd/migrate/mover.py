@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.kernel import pages
-from tierd.kernel.pages import FOLIO, Pagemap
+from tierd.kernel.pages import Pagemap
 from tierd.migrate.limits import Limits
 from tierd.model import PAGE_BYTES, NodeId, Outcome, Pid, Plan, Rank, Report, Topology
 
-STEP_BATCHES = 8
+STEP_BATCHES = 4
 """A step lists so many batches' worth of pages before it asks where they are."""
 
 CANDIDATE = -1
@@ -47,7 +47,6 @@ _ERRNO_TABLE = np.full(256, Outcome.FAILED, np.int16)
 _ERRNO_TABLE[list(_BY_ERRNO)] = list(_BY_ERRNO.values())
 
 _ENDS_TARGET = frozenset({Outcome.GONE, Outcome.DENIED, Outcome.CPUSET})
-_PUTS_OFF = (Outcome.LATER, Outcome.NO_ROOM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,16 +179,18 @@ class _Group:
 
     def _move_step(self, step: _Step, nodes: Sequence[NodeId], limits: Limits) -> Outcome | None:
         """Returns why the group cannot go on, None where it can."""
-        folios = np.concatenate(step.folios) if step.folios else np.zeros(0, FOLIO)
+        folios = np.concatenate(step.folios)
         row = np.repeat(step.rows, [len(f) for f in step.folios])
+        if not len(folios):
+            self.book.reached[step.rows] = step.cursors
+            return None
         pages.query(self.pid, folios)
         outcome = self._classify(folios["node"])
         self._respect(limits, nodes, folios["addr"], outcome)
         self._ration(row, folios, outcome)
         tried = outcome == CANDIDATE
         ended = self._move_candidates(nodes, folios, outcome)
-        np.add.at(self.book.pages, (row, outcome), folios["pages"])
-        np.subtract.at(self.book.left, row[tried], folios["pages"][tried])
+        self._count(row, folios["pages"], outcome, tried)
         self._note_reached(step, row, folios, outcome)
         return ended
 
@@ -255,6 +256,20 @@ class _Group:
         batch = max(1, int(np.searchsorted(reached, self.mover.batch_pages, "right")))
         return node, min(fits, batch)
 
+    def _count(
+        self,
+        row: NDArray[np.intp],
+        sizes: NDArray[np.uint32],
+        outcome: NDArray[np.int16],
+        tried: NDArray[np.bool_],
+    ) -> None:
+        first, last = row[0], row[-1] + 1
+        cells = (row - first) * len(Outcome) + outcome
+        counts = np.bincount(cells, sizes, (last - first) * len(Outcome)).astype(np.int64)
+        self.book.pages[first:last] += counts.reshape(-1, len(Outcome))
+        spent = np.bincount(row - first, sizes * tried, last - first).astype(np.int64)
+        self.book.left[first:last] -= spent
+
     def _note_reached(
         self,
         step: _Step,
@@ -264,7 +279,7 @@ class _Group:
     ) -> None:
         """Sets how far each row was walked: up to its first folio that was put off."""
         self.book.reached[step.rows] = step.cursors
-        put_off = np.flatnonzero(np.isin(outcome, _PUTS_OFF))
+        put_off = np.flatnonzero((outcome == Outcome.LATER) | (outcome == Outcome.NO_ROOM))
         rows, first = np.unique(row[put_off], return_index=True)
         self.book.reached[rows] = folios["addr"][put_off[first]]
 
