@@ -160,3 +160,7 @@ def _table(result: Result) -> str:
         "slower\nthan DRAM, real CXL memory two or three times: the effect is real, its size isn't."
     )
     return "\n".join(["", *lines, "", note])
+
+
+if __name__ == "__main__":
+    main(prog_name="demo")
