@@ -5,7 +5,7 @@ The daemon replaces /run/tierd/status.json after each round, so that an answer c
 reading a file and comes at once, while a migration runs or memory is short too. It looks like
 this, sizes in bytes::
 
-    {"pid": 812, "boot_s": 71.3, "mode": "place", "rounds": 42, "round_ms": 3.1,
+    {"pid": 812, "mode": "place", "rounds": 42, "round_ms": 3.1,
      "tiers": [{"rank": 0, "name": "dram", "kind": "dram", "nodes": [0], "capacity": 1055391744,
                 "free": 601882624, "headroom": 21107834, "backing": ["dram"]}, ...],
      "targets": [{"pid": 640, "command": "hotset", "resident": {"dram": 8388608, "cxl": 58720256},
