@@ -26,6 +26,7 @@ from tierd.errors import TierdError
 
 NAME = "status.json"
 LARGEST_BYTES = 16 << 20
+MOST_PID = 1 << 22  # PID_MAX_LIMIT, include/linux/threads.h
 
 
 def publish(runtime_dir: Path, status: Mapping[str, Any]) -> None:
@@ -55,11 +56,13 @@ def read(runtime_dir: Path) -> dict[str, Any]:
             content = file.read(LARGEST_BYTES)
         status = json.loads(content)
         pid = int(status["pid"])
+        if not 0 < pid <= MOST_PID:
+            raise ValueError(f"there can be no process {pid}")
     except FileNotFoundError:
         raise _not_running(runtime_dir) from None
     except OSError as error:
         raise TierdError(f"{path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise TierdError(f"{path} is not a status of tierd: {error}") from error
     if not _is_alive(pid):
         raise _not_running(runtime_dir, gone=pid)
