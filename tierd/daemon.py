@@ -2,7 +2,6 @@
 """The loop that joins the stages: discover, sample, decide, migrate, observe, once a round."""
 
 import logging
-import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -38,8 +37,6 @@ from tierd.sample.sampler import Sampler
 from tierd.tiers import numa
 
 log = logging.getLogger("tierd")
-
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 STALE_AGGREGATIONS = 4
 """Without a snapshot for so many aggregations a target's memory is left where it is."""
@@ -106,11 +103,12 @@ class Daemon:
         self.find_at_s = 0.0
         self.moved_lately = True
 
-    def run(self, *, for_s: float | None = None) -> None:
-        """Goes round until SIGTERM or SIGINT, or for so many seconds.
+    def run(self, stop_asked: Callable[[float], bool], *, for_s: float | None = None) -> None:
+        """Goes round until it is asked to stop, or for so many seconds.
 
-        Both signals are blocked and waited for between the rounds, so that none cuts a round short
-        half-way. The caller blocks them before it changes anything on the machine.
+        Args:
+            stop_asked: waits between the rounds for so many seconds at most; tells to stop.
+            for_s: None for ever.
         """
         end_s = float("inf") if for_s is None else time.monotonic() + for_s
         next_s = time.monotonic()
@@ -304,8 +302,3 @@ class Daemon:
             "resident": {self.names[rank]: int(resident[:, rank].sum()) for rank in ranks},
             "hot": {self.names[rank]: int(resident[hot, rank].sum()) for rank in ranks},
         }
-
-
-def stop_asked(wait_s: float) -> bool:
-    """Waits for one of the stop signals, which are blocked; returns whether one came."""
-    return signal.sigtimedwait(STOP_SIGNALS, max(wait_s, 0.0)) is not None

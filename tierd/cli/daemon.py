@@ -3,7 +3,6 @@
 
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +17,7 @@ import click
 from tierd import __version__, config
 from tierd.cli.errors import Commands
 from tierd.config import Config, Mode, Place, TargetConfig
-from tierd.daemon import STOP_SIGNALS, Daemon
+from tierd.daemon import Daemon
 from tierd.discover.targets import check_targets, find_targets
 from tierd.discover.topology import discover
 from tierd.errors import TierdError
@@ -26,6 +25,7 @@ from tierd.journal import Journal
 from tierd.kernel import zoneinfo
 from tierd.kernel.free import FreeMemory
 from tierd.kernel.process import Process, is_alive
+from tierd.kernel.stop import stop_signals
 from tierd.migrate.limits import LimitsReader
 from tierd.migrate.mover import Mover
 from tierd.model import NodeId, Pid, Topology
@@ -75,12 +75,11 @@ def run(
             hint="run it with sudo, or as a service",
         )
     check_targets(settings.targets)
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    with ExitStack() as stack:
+    with stop_signals() as stop, ExitStack() as stack:
         daemon = _set_up(stack, settings)
         _notify("READY=1")
         stack.callback(_notify, "STOPPING=1")
-        daemon.run(for_s=for_s)
+        daemon.run(stop.asked, for_s=for_s)
 
 
 def _configured(path: Path | None, pids: Iterable[int], *, dry_run: bool) -> Config:
