@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import tierd.daemon
 from tests.unit.replay import BUFFER, MIB, WINDOW, Replay, recorded
-from tests.unit.test_status import STATUS
+from tests.unit.test_status_file import STATUS
 from tests.unit.world import BASE, snapshot
 from tierd.cli.status import as_text
 from tierd.config import Config, MigrateConfig, Mode, PolicyConfig
