@@ -5,8 +5,10 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
+import click
 import pytest
 
+from tierd.cli import control, daemon
 from tierd.config import PolicyConfig
 
 REPOSITORY = Path(__file__).parents[2]
@@ -31,3 +33,14 @@ def test_links_lead_to_files(path: Path) -> None:
 def test_decisions_are_numbered_in_order() -> None:
     names = sorted(path.name for path in (REPOSITORY / "docs/decisions").iterdir())
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))
+
+
+@pytest.mark.parametrize(
+    ("page", "commands"), [("tierd.8", daemon.main), ("tierctl.1", control.main)]
+)
+def test_manual_pages_name_every_command_and_option(page: str, commands: click.Group) -> None:
+    text = (REPOSITORY / "docs/man" / page).read_text().replace("\\-", "-")
+    for name, command in commands.commands.items():
+        options = (p for p in command.params if isinstance(p, click.Option) and not p.hidden)
+        wanted = {name, *(spelling for option in options for spelling in option.opts)}
+        assert {w for w in wanted if not re.search(rf"(?<![\w-]){w}(?![\w-])", text)} == set()
