@@ -2,8 +2,9 @@
 """What holds for all tests.
 
 With TIERD_NO_SKIP=1 in the environment, a skip is a failure. Properties have no deadline, since
-guests may share the machine. The options of tests/vm are here too: where pytest is given no path,
-it looks for options in this folder's conftest alone.
+guests may share the machine, and in CI they try the same examples each time. The options of
+tests/vm are here too: where pytest is given no path, it looks for options in this folder's conftest
+alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hypothesis import settings
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
-settings.register_profile("tierd", deadline=None)
+settings.register_profile("tierd", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("tierd")
 
 
