@@ -85,6 +85,7 @@ def daemon(target: int) -> Iterator[tuple[psutil.Process, Path]]:
                 yield psutil.Process(process.pid), folder
             finally:
                 process.terminate()
+        assert process.returncode == 0, "it does not end as it should on SIGTERM"
 
 
 def wait_for_rounds(process: psutil.Process, folder: Path, rounds: int) -> int:
