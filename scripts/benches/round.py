@@ -154,7 +154,8 @@ class Rounds:
     def rooms(self) -> list[TierRoom]:
         """Fast memory that holds a quarter, and slow memory that holds all."""
         length = (self.pieces["end"] - self.pieces["start"]).astype(np.float64)
-        used = length @ self.pieces["resident"]
+        # Not as a product of matrices: BLAS's threads go on spinning into what is measured.
+        used = (length[:, None] * self.pieces["resident"]).sum(axis=0)
         return [
             TierRoom(
                 rank=Rank(rank),
