@@ -53,12 +53,12 @@ def _settle_pair(
     walked["start"], walked["end"] = moves["start"], report.reached[these]
     start, end, (piece_at, walk_at) = overlay(pieces, walked)
     inside = piece_at >= 0
-    parts = pieces[piece_at[inside]]
+    parts = pieces.take(piece_at[inside])
     parts["start"], parts["end"] = start[inside], end[inside]
 
     hit = np.flatnonzero(walk_at[inside] >= 0)
     walk = walk_at[inside][hit]
-    touched = parts[hit]
+    touched = parts.take(hit)
     pages = report.pages[these][walk]
     moved, refused = pages[:, Outcome.MOVED], pages[:, REFUSED].sum(axis=1)
     length = (walked["end"] - walked["start"])[walk]
