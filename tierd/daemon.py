@@ -14,6 +14,7 @@ from tierd.config import Config
 from tierd.decide.heat import ceiling, fold
 from tierd.decide.placement import is_hot, plan
 from tierd.decide.settle import settle
+from tierd.errors import TierdError
 from tierd.kernel import process
 from tierd.kernel.process import Process
 from tierd.migrate.mover import Mover
@@ -95,6 +96,7 @@ class Daemon:
         self.watched: dict[Pid, Watched] = {}
         self.names = {tier.rank: tier.name for tier in topology.tiers}
         self.rank_of_node = topology.rank_of_node()
+        self.unwatched: dict[Pid, str] = {}
         self.flows = Flows()
         self.cost = MoveCost(config.policy.placement.move_cost_ns)
         self.rng = np.random.default_rng()
@@ -141,6 +143,7 @@ class Daemon:
         found = {target.pid: target for target in self.find()}
         for pid in [pid for pid in self.watched if pid not in found]:
             self._forget(pid)
+        self.unwatched = {pid: note for pid, note in self.unwatched.items() if pid in found}
         for pid, target in found.items():
             known = self.watched.get(pid)
             if known is not None and known.process.start_ticks != target.start_ticks:
@@ -155,8 +158,21 @@ class Daemon:
             self.sampler.watch(target.pid)
         except ProcessLookupError:
             return
+        except TierdError as error:
+            if not self.rounds:
+                raise  # nothing is placed yet: better no daemon than one that does nothing
+            self._leave_out(target, error)
+            return
+        self.unwatched.pop(target.pid, None)
         self.watched[target.pid] = Watched(process=target)
         log.info("watching process %d (%s)", target.pid, target.command)
+
+    def _leave_out(self, target: Process, error: TierdError) -> None:
+        """Goes on without a target that cannot be watched now, and says so once."""
+        note = f"process {target.pid} ({target.command}) is not watched: {error}"
+        if self.unwatched.get(target.pid) != note:
+            log.warning("%s; the others are", note)
+        self.unwatched[target.pid] = note
 
     def _forget(self, pid: Pid) -> None:
         watched = self.watched.pop(pid, None)
@@ -267,7 +283,7 @@ class Daemon:
             "kept": {str(why): size for why, size in flows.kept.items()},
             "sampler": self._sampler_status(),
             "page_cost_ns": round(self.cost.page_ns, 1),
-            "notes": list(self.topology.warnings),
+            "notes": [*self.topology.warnings, *self.unwatched.values()],
         }
 
     def _sampler_status(self) -> dict[str, Any]:

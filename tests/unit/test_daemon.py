@@ -18,6 +18,7 @@ from tests.unit.world import BASE, snapshot
 from tierd.cli.status import as_text
 from tierd.config import Config, MigrateConfig, Mode, PolicyConfig
 from tierd.daemon import FIRST_PAGES, LOOK_AGAIN_S, STALE_AGGREGATIONS, Daemon
+from tierd.errors import Conflict
 from tierd.kernel.process import RANGE, Process
 from tierd.migrate.mover import Mover
 from tierd.model import (
@@ -106,12 +107,15 @@ class FakeSampler(Replay):
         super().__init__(snapshots, machine.monotonic)
         self.machine = machine
         self.lost: list[Pid] = []
+        self.refused: set[Pid] = set()
         self.calls: list[tuple[str, Pid]] = []
 
     def watch(self, pid: Pid) -> None:
         self.calls.append(("watch", pid))
         if pid not in self.machine.memory:
             raise ProcessLookupError
+        if pid in self.refused:
+            raise Conflict("DAMON has no free slot")
         super().watch(pid)
 
     def unwatch(self, pid: Pid) -> None:
@@ -335,6 +339,36 @@ def test_a_process_that_exits_before_it_is_watched_is_left_out(machine: Machine)
     machine.rounds(machine.daemon(sampler), 1)
     assert sampler.calls == [("watch", HOT), ("watch", OTHER)]
     assert [target["pid"] for target in machine.told[-1]["targets"]] == [OTHER]
+
+
+def test_without_its_first_target_the_daemon_says_why_and_ends(machine: Machine) -> None:
+    machine.start(HOT, Memory(SPAN))
+    sampler = FakeSampler(half_hot(50), machine)
+    sampler.refused = {HOT}
+    with pytest.raises(Conflict, match="no free slot"):
+        machine.rounds(machine.daemon(sampler), 1)
+
+
+def test_a_later_target_that_cannot_be_watched_is_left_out_and_told(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.start(HOT, Memory(SPAN))
+    sampler = FakeSampler(half_hot(50), machine)
+    daemon = machine.daemon(sampler)
+    machine.rounds(daemon, 1)
+    machine.start(OTHER, Memory(SPAN))
+    sampler.refused = {OTHER}
+    machine.rounds(daemon, 10)
+    assert [target["pid"] for target in machine.told[-1]["targets"]] == [HOT]
+    notes = [note for note in machine.told[-1]["notes"] if "not watched" in note]
+    assert len(notes) == 1
+    assert f"process {OTHER}" in notes[0]
+    assert "no free slot" in notes[0]
+    assert len([r for r in caplog.records if "not watched" in r.message]) == 1
+    sampler.refused = set()
+    machine.rounds(daemon, 5)
+    assert [target["pid"] for target in machine.told[-1]["targets"]] == [HOT, OTHER]
+    assert not [note for note in machine.told[-1]["notes"] if "not watched" in note]
 
 
 def test_what_the_sampler_lost_is_let_go_and_taken_up_again(machine: Machine) -> None:
