@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that holds memory: prints its address, then does what each line of stdin says.
 
-Usage: holder.py PAGES [shared|locked|huge|bound:NODE]...
+Usage: holder.py PAGES [shared|locked|huge|untouched|bound:NODE]...
 """
 
 import ctypes
@@ -55,7 +55,7 @@ def main() -> None:
             bind(address, length, int(kind.removeprefix("bound:")))
     if "locked" in kinds:
         check(libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(length)), "mlock")
-    for at, content in pattern(pages):
+    for at, content in pattern(0 if "untouched" in kinds else pages):
         memory[skip + at : skip + at + len(content)] = content
     if "shared" in kinds and os.fork() == 0:
         sum(memory[skip : skip + length : PAGE_BYTES])

@@ -193,7 +193,7 @@ def test_a_destination_without_room_is_not_filled() -> None:
 
 def test_a_full_node_kills_nobody() -> None:
     free = zoneinfo.free_above_watermarks_bytes()[FAST]
-    count = free // PAGE_BYTES + 5000
+    count = free // PAGE_BYTES + 20_000
     kills = oom_kills()
     with holding(count) as holder:
         by = mover(room=lambda node: zoneinfo.free_above_watermarks_bytes()[node])
@@ -247,8 +247,8 @@ def test_pages_of_several_processes_stay() -> None:
 
 
 def test_untouched_memory_is_nothing_to_move() -> None:
-    with holding(10) as holder:
-        report = run(plan_of(holder, (10, 500)))
+    with holding(500, "untouched") as holder:
+        report = run(plan_of(holder, (0, 500)))
         assert report.moved_pages == 0
         assert report.reached[0] == report.plan.moves["end"][0]
 
