@@ -206,7 +206,7 @@ nodes = [1, 7]
     done = run_tierd(guest, settings=SETTINGS + tiers)
     assert done.rc == 1
     line = (SETTINGS + tiers).splitlines().index("nodes = [1, 7]") + 1
-    assert f"{FOLDER}/other.toml:{line}: tier[1].nodes: " in done.stderr
+    assert f"{FOLDER}/other.toml:{line}: tier[2].nodes: " in done.stderr
     assert "7" in done.stderr.partition("nodes: ")[2]
 
 

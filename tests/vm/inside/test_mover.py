@@ -258,9 +258,9 @@ def test_huge_pages_move_whole() -> None:
     with holding(2048, "huge") as holder:
         report = run(plan_of(holder, (0, 2048)))
         assert outcomes(report) == {Outcome.MOVED: 2048}
-        listed, _ = pages.Pagemap(holder.pid).folios(
-            holder.address, holder.address + 2048 * PAGE_BYTES, 4096
-        )
+        with pages.Pagemap(holder.pid) as pagemap:
+            end = holder.address + 2048 * PAGE_BYTES
+            listed, _ = pagemap.folios(holder.address, end, 4096)
         assert listed["pages"].max() == 512
         assert holder.on_node(FAST) == 2048
 
