@@ -96,12 +96,9 @@ def worthwhile(policy: Policy, gap_ns: float) -> float:
     return policy.payback * policy.move_cost_ns / (gap_ns * policy.horizon_s) / PAGE_BYTES
 
 
-def is_hot(
-    pieces: NDArray[np.void], ceiling: float, policy: Policy, gap_ns: float | None = None
-) -> NDArray[np.bool_]:
-    """Tells the pieces worth a move to a tier faster by `gap_ns`, or by the configured gap."""
-    gain_from = worthwhile(policy, policy.latency_gap_ns if gap_ns is None else gap_ns)
-    least = min(gain_from, NEAR_CEILING * ceiling)
+def is_hot(pieces: NDArray[np.void], ceiling: float, policy: Policy) -> NDArray[np.bool_]:
+    """Tells the pieces worth a move to a tier that is faster by the configured gap."""
+    least = min(worthwhile(policy, policy.latency_gap_ns), NEAR_CEILING * ceiling)
     return np.asarray(assured(pieces, policy) >= least, np.bool_)
 
 
