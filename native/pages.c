@@ -17,7 +17,8 @@
 #define PAGE_BYTES 4096ULL
 #define HUGE_BYTES (512 * PAGE_BYTES)
 #define REGIONS 64 /* answers of one PAGEMAP_SCAN */
-#define BATCH 4096 /* folios of one move_pages(2) */
+#define BATCH 16384 /* folios of one move_pages(2) that moves */
+#define ASKED 1024 /* folios of one that asks: their arrays are on the stack */
 
 /* From include/uapi/linux/fs.h of Linux 6.7, which the headers of Debian 12 (6.1) lack. */
 #ifndef PAGEMAP_SCAN
@@ -161,13 +162,13 @@ static long move_pages(int32_t pid, size_t count, const void *const *addrs, cons
 
 int tierd_query_nodes(int32_t pid, struct tierd_folio *folios, size_t count)
 {
-	const void *addrs[BATCH / 4];
-	int status[BATCH / 4];
+	const void *addrs[ASKED];
+	int status[ASKED];
 
 	if (pid <= 0)
 		return -EINVAL; /* 0 would be the caller itself */
 	for (size_t done = 0; done < count;) {
-		size_t n = count - done < BATCH / 4 ? count - done : BATCH / 4;
+		size_t n = count - done < ASKED ? count - done : ASKED;
 		long ret;
 
 		for (size_t i = 0; i < n; i++)

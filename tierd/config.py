@@ -77,7 +77,7 @@ class MigrateConfig:
     """`round_percent` is the share of daemon.interval_s that may be spent in moving."""
 
     budget_mbps: float = 256.0
-    batch_pages: int = 4096
+    batch_pages: int = 16_384
     round_percent: float = 50.0
     move_locked: bool = False
 

@@ -16,18 +16,19 @@ from pathlib import Path
 
 import numpy as np
 
+from tierd.cli.daemon import make_mover
 from tierd.config import Config
 from tierd.discover.topology import discover
-from tierd.kernel import zoneinfo
-from tierd.migrate.limits import LimitsReader
+from tierd.kernel.free import FreeMemory
 from tierd.migrate.mover import Mover
 from tierd.model import MOVE, PAGE_BYTES, NodeId, Pid, Plan
-from tierd.tiers import numa
 
-PAGES = 16384
+PAGES = 65536
+"""What the default budget lets be moved in a round."""
+
 STEPS = {"contiguous": 1, "scattered": 4}
-BATCHES = (512, 1024, 2048, 4096, 8192, 16384)
-ROUNDS = 7
+BATCHES = (1024, 4096, 16384, 65536)
+ROUNDS = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class Bench:
     fast: NodeId
     slow: NodeId
     mover: Mover
+    free: FreeMemory
     pid: Pid
     start: int
     step: int
@@ -51,7 +53,11 @@ class Bench:
         return int(done.stdout)
 
     def by_mover(self) -> int:
-        """Moves all pages to the fast node with tierd's mover; returns the nanoseconds."""
+        """Moves all pages to the fast node with tierd's mover; returns the nanoseconds.
+
+        As in a round of the daemon, the watermarks have just been read, and a plan was made.
+        """
+        self.free.rooms_bytes()
         plan = self._plan()
         begin = time.monotonic_ns()
         report = self.mover.run(plan, deadline_s=time.monotonic() + 600)
@@ -74,25 +80,10 @@ class Bench:
         return self.by_mover() if batch is None else self.by_loop(self.fast, batch)
 
 
-def mover() -> Mover:
-    """The mover as the daemon makes it."""
-    config, topology = Config(), discover()
-    tier_of = {node: tier for tier in topology.tiers for node in tier.nodes}
-
-    def room(node: NodeId) -> int:
-        free = zoneinfo.free_above_watermarks_bytes()
-        return numa.node_room_bytes(tier_of[node], node, free, config.policy.headroom_percent)
-
-    return Mover(
-        topology=topology,
-        room=room,
-        limits=LimitsReader(move_locked=config.migrate.move_locked),
-        batch_pages=config.migrate.batch_pages,
-    )
-
-
 @contextmanager
-def bench(loop: Path, fast: NodeId, slow: NodeId, step: int) -> Iterator[Bench]:
+def bench(
+    mover: Mover, free: FreeMemory, loop: Path, fast: NodeId, slow: NodeId, step: int
+) -> Iterator[Bench]:
     """Starts the process to be moved, and ends it."""
     command = [str(loop), "hold", str(PAGES), str(step)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -101,7 +92,8 @@ def bench(loop: Path, fast: NodeId, slow: NodeId, step: int) -> Iterator[Bench]:
             loop=loop,
             fast=fast,
             slow=slow,
-            mover=mover(),
+            mover=mover,
+            free=free,
             pid=Pid(process.pid),
             start=int(process.stdout.readline()),
             step=step,
@@ -121,10 +113,13 @@ def measure(case: Bench) -> dict[str, object]:
 def main() -> None:
     loop, fast, slow = Path(sys.argv[1]), NodeId(int(sys.argv[2])), NodeId(int(sys.argv[3]))
     results = {}
-    for name, step in STEPS.items():
-        with bench(loop, fast, slow, step) as case:
-            results[name] = measure(case)
+    with FreeMemory() as free:
+        mover = make_mover(Config(), discover(), free)
+        for name, step in STEPS.items():
+            with bench(mover, free, loop, fast, slow, step) as case:
+                results[name] = measure(case)
     print(json.dumps({"pages": PAGES, "cases": results}))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -22,7 +22,6 @@ from tierd.discover.targets import check_targets, find_targets
 from tierd.discover.topology import discover
 from tierd.errors import TierdError
 from tierd.journal import Journal
-from tierd.kernel import zoneinfo
 from tierd.kernel.free import FreeMemory
 from tierd.kernel.process import Process, is_alive
 from tierd.kernel.stop import stop_signals
@@ -114,9 +113,9 @@ def _set_up(stack: ExitStack, settings: Config) -> Daemon:
         settings,
         topology=topology,
         sampler=sampler,
-        mover=_mover(settings, topology, free) if settings.policy.mode.moves else None,
+        mover=make_mover(settings, topology, free) if settings.policy.mode.moves else None,
         find=Finder(settings.targets),
-        free_bytes=zoneinfo.free_above_watermarks_bytes,
+        free_bytes=free.rooms_bytes,
         tell=partial(_publish, runtime_dir),
     )
 
@@ -129,7 +128,8 @@ def _require_tiers(topology: Topology) -> None:
         )
 
 
-def _mover(settings: Config, topology: Topology, free: FreeMemory) -> Mover:
+def make_mover(settings: Config, topology: Topology, free: FreeMemory) -> Mover:
+    """Makes the mover of move_pages(2), as the configuration wants it."""
     tier_of = {node: tier for tier in topology.tiers for node in tier.nodes}
 
     def room(node: NodeId) -> int:

@@ -2,8 +2,8 @@
 """How much a node can take at this moment, cheap enough to be asked before every batch of moves.
 
 /proc/zoneinfo has all that counts, but grows with nodes times CPUs, and reading it costs as much as
-moving a hundred pages. So it is read once a second, for what the zones withhold; what is free
-is read each time from the node's meminfo, which stays open (Documentation/ABI/stable/
+moving a hundred pages. So it is read each round, or every few seconds, for what the zones withhold;
+what is free is read each time from the node's meminfo, which stays open (Documentation/ABI/stable/
 sysfs-devices-node; sysfs makes the text anew for each pread at offset 0)::
 
     Node 1 MemTotal:         524288 kB
@@ -17,15 +17,16 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from tierd.kernel import text, zoneinfo
+from tierd.kernel.zoneinfo import Zone
 from tierd.model import PAGE_BYTES, NodeId
 
-REFRESH_S = 1.0
+REFRESH_S = 5.0
 """Watermarks change with sysctls, hotplug and, for seconds, when memory gets fragmented."""
 
 _MEMORY_FREE = re.compile(rb" MemFree: +(\d+) kB\n")
@@ -57,16 +58,25 @@ class FreeMemory:
         while self._files:
             os.close(self._files.popitem()[1])
 
+    def rooms_bytes(self) -> Mapping[NodeId, int]:
+        """Returns for each node what can be moved there without a reclaim, from zoneinfo.
+
+        Raises:
+            UnexpectedContent: zoneinfo is not as documented.
+        """
+        zones = zoneinfo.read_zones(self._root)
+        self._withheld = _withheld_bytes(zones)
+        self._good_until_s = self._clock() + REFRESH_S
+        return zoneinfo.room_bytes(zones)
+
     def room_bytes(self, node: NodeId) -> int:
         """Returns what can be moved to the node without a reclaim; 0 where it has gone.
 
         Raises:
             UnexpectedContent: meminfo or zoneinfo are not as documented.
         """
-        now_s = self._clock()
-        if now_s >= self._good_until_s:
-            self._withheld = _withheld_bytes(self._root)
-            self._good_until_s = now_s + REFRESH_S
+        if self._clock() >= self._good_until_s:
+            self.rooms_bytes()
         if node not in self._withheld:
             return 0
         return max(0, self._free_bytes(node) - self._withheld[node])
@@ -93,8 +103,8 @@ class FreeMemory:
             os.close(self._files.pop(node))
 
 
-def _withheld_bytes(root: Path) -> Mapping[NodeId, int]:
+def _withheld_bytes(zones: Iterable[Zone]) -> Mapping[NodeId, int]:
     withheld: defaultdict[NodeId, int] = defaultdict(int)
-    for zone in zoneinfo.read_zones(root):
+    for zone in zones:
         withheld[zone.node] += zone.withheld_pages * PAGE_BYTES
     return dict(withheld)

@@ -31,7 +31,7 @@ node to tell.
 
 UNASKED = lib.TIERD_UNASKED
 
-BATCH_PAGES = 4096
+BATCH_PAGES = 16_384
 """Base pages a call of move_pages(2): each call drains every CPU's LRU caches, so few are best."""
 
 

@@ -152,7 +152,7 @@ def read_locked(process: Process, root: Path = Path("/")) -> NDArray[np.void] | 
     smaps walks the whole page table, so it is read only where VmLck says that there are any.
     """
     if not process.locked_bytes:
-        return np.empty(0, RANGE) if is_alive(process, root) else None
+        return np.empty(0, RANGE)
     path = _folder(process.pid, root) / "smaps"
     lines = text.lines(path, _MAPS_BYTES)
     ranges = list(_locked_ranges(path, lines))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The move_pages mover: walks a plan's ranges, and moves what lies in the source tier.
 
-Each step takes a few thousand folios, of one range or of many small ones: list those present, ask
-on which node each is, leave out what need not or must not move, then move the rest in batches.
+Each step takes some thousand folios, of one range or of many small ones: list those present, ask
+on which node each is, leave out what need not or must not move, then move the rest in batches. The
+next step is listed and asked for while this one moves.
 Before every batch the destination's free memory is looked at: move_pages(2) allocates on that node
 alone, and a full one ends in reclaim and then in the OOM killer, so it is never filled beyond the
 zones' high watermarks and the configured headroom.
@@ -10,8 +11,11 @@ zones' high watermarks and the configured headroom.
 
 import errno
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +23,10 @@ from numpy.typing import NDArray
 from tierd.kernel import pages
 from tierd.kernel.pages import Pagemap
 from tierd.migrate.limits import Limits
-from tierd.model import PAGE_BYTES, NodeId, Outcome, Pid, Plan, Rank, Report, Topology
+from tierd.model import PAGE_BYTES, NodeId, Outcome, Pid, Plan, Report, Topology
 
-STEP_BATCHES = 4
-"""A step lists so many batches' worth of pages before it asks where they are."""
+ROOM_SHARE, LEAST_BATCH_PAGES = 4, 512
+"""A batch takes a quarter of the room at most: others allocate too before it is asked for again."""
 
 CANDIDATE = -1
 """Not an Outcome yet: in the source tier, and to be moved."""
@@ -43,8 +47,8 @@ _BY_STOP = {
     errno.EACCES: Outcome.CPUSET,
     errno.ENOMEM: Outcome.NO_ROOM,
 }
-_ERRNO_TABLE = np.full(256, Outcome.FAILED, np.int16)
-_ERRNO_TABLE[list(_BY_ERRNO)] = list(_BY_ERRNO.values())
+_NODES, _ERRNOS = 1024, 4096
+"""More than the kernel has: MAX_NUMNODES in Kconfig, MAX_ERRNO in include/linux/err.h."""
 
 _ENDS_TARGET = frozenset({Outcome.GONE, Outcome.DENIED, Outcome.CPUSET})
 
@@ -70,9 +74,9 @@ class Mover:
         """Makes the moves in order until the deadline; what is left then is LATER."""
         begin_ns = time.monotonic_ns()
         book = _Book(plan)
-        for rows in _groups(plan.moves):
-            group = _Group(self, book, rows, deadline_s)
-            group.run()
+        with ThreadPoolExecutor(1, "tierd-ahead") as pool:
+            for rows in _groups(plan.moves):
+                _Group(self, book, rows, deadline_s).run(pool)
         return Report(
             plan=plan,
             pages=book.pages,
@@ -107,20 +111,40 @@ def _groups(moves: NDArray[np.void]) -> Iterator[NDArray[np.intp]]:
     yield from np.split(np.arange(len(moves)), np.flatnonzero(kind[1:] != kind[:-1]) + 1)
 
 
-@dataclass(slots=True)
-class _Step:
-    """Folios listed so far, and how far each row has been listed."""
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """Folios listed of some rows, and how far each of these has been listed."""
 
     folios: list[NDArray[np.void]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     cursors: list[int] = field(default_factory=list)
-    pages: int = 0
 
     def add(self, row: int, folios: NDArray[np.void], cursor: int) -> None:
         self.folios.append(folios)
         self.rows.append(row)
         self.cursors.append(cursor)
-        self.pages += int(folios["pages"].sum())
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What was listed, with the row and the outcome (or CANDIDATE) of each folio."""
+
+    listed: _Listed
+    folios: NDArray[np.void]
+    row: NDArray[np.intp]
+    outcome: NDArray[np.int16]
+
+
+def _ahead(steps: Iterator[_Step], pool: Executor) -> Generator[_Step]:
+    """Yields the steps, each next one being made by the pool meanwhile."""
+    step = next(steps, None)
+    while step is not None:
+        following = pool.submit(next, steps, None)
+        try:
+            yield step
+        finally:
+            wait([following])
+        step = following.result()
 
 
 class _Group:
@@ -133,16 +157,15 @@ class _Group:
         tiers = mover.topology.tiers
         self.mover, self.book, self.rows, self.deadline_s = mover, book, rows, deadline_s
         self.pid = book.plan.pids[first["target"]]
-        self.source = Rank(int(first["source"]))
         self.destination = tiers[first["destination"]].nodes
-        self.rank_of_node = mover.topology.rank_of_node()
+        self.source = tiers[first["source"]].nodes
 
-    def run(self) -> None:
+    def run(self, pool: Executor) -> None:
         """Moves until the rows are done, put off, or the target turns out to be out of bounds."""
-        ended = self._move_all()
+        ended = self._move_all(pool)
         self.book.close(self.rows, Outcome.LATER if ended is None else ended)
 
-    def _move_all(self) -> Outcome | None:
+    def _move_all(self, pool: Executor) -> Outcome | None:
         limits = self.mover.limits(self.pid)
         if limits is None:
             return Outcome.GONE
@@ -150,9 +173,12 @@ class _Group:
         if not nodes:
             return Outcome.CPUSET
         try:
-            with Pagemap(self.pid) as pagemap:
-                for step in self._steps(pagemap):
-                    ended = self._move_step(step, nodes, limits)
+            with (
+                Pagemap(self.pid) as pagemap,
+                closing(_ahead(self._steps(pagemap, nodes, limits), pool)) as steps,
+            ):
+                for step in steps:
+                    ended = self._move_step(step, nodes)
                     if ended is not None:
                         return ended
         except ProcessLookupError:
@@ -162,45 +188,45 @@ class _Group:
         self.book.left[self.rows] = 0
         return None
 
-    def _steps(self, pagemap: Pagemap) -> Iterator[_Step]:
-        most = self.mover.batch_pages * STEP_BATCHES
-        moves, step = self.book.plan.moves, _Step()
+    def _steps(self, pagemap: Pagemap, nodes: Sequence[NodeId], limits: Limits) -> Iterator[_Step]:
+        """Yields a batch or more at a time, in the rows' order."""
+        for listed in self._list(pagemap):
+            folios = np.concatenate(listed.folios)
+            pages.query(self.pid, folios)
+            outcome = _outcome_of_node(self.source, CANDIDATE, Outcome.RESIDENT)[folios["node"]]
+            self._respect(limits, nodes, folios["addr"], outcome)
+            row = np.repeat(listed.rows, [len(f) for f in listed.folios])
+            yield _Step(listed, folios, row, outcome)
+
+    def _list(self, pagemap: Pagemap) -> Iterator[_Listed]:
+        """Lists the rows' folios. A row that has just had its bytes may be listed once more."""
+        most = self.mover.batch_pages
+        moves, listed, pages_listed = self.book.plan.moves, _Listed(), 0
         for row in map(int, self.rows):
             cursor, end = int(moves["start"][row]), int(moves["end"][row])
             while cursor < end and self.book.left[row] > 0:
                 most_here = min(most, (end - cursor) // PAGE_BYTES)
                 folios, cursor = pagemap.folios(cursor, end, most_here)
-                step.add(row, folios, min(cursor, end))
-                if step.pages >= most:
-                    yield step
-                    step = _Step()
-        if step.rows:
-            yield step
+                listed.add(row, folios, min(cursor, end))
+                pages_listed += int(folios["pages"].sum())
+                if pages_listed >= most:
+                    yield listed
+                    listed, pages_listed = _Listed(), 0
+        if listed.rows:
+            yield listed
 
-    def _move_step(self, step: _Step, nodes: Sequence[NodeId], limits: Limits) -> Outcome | None:
+    def _move_step(self, step: _Step, nodes: Sequence[NodeId]) -> Outcome | None:
         """Returns why the group cannot go on, None where it can."""
-        folios = np.concatenate(step.folios)
-        row = np.repeat(step.rows, [len(f) for f in step.folios])
+        row, folios, outcome = step.row, step.folios, step.outcome
         if not len(folios):
-            self.book.reached[step.rows] = step.cursors
+            self.book.reached[step.listed.rows] = step.listed.cursors
             return None
-        pages.query(self.pid, folios)
-        outcome = self._classify(folios["node"])
-        self._respect(limits, nodes, folios["addr"], outcome)
-        self._ration(row, folios, outcome)
+        self._ration(row, folios["pages"], outcome)
         tried = outcome == CANDIDATE
         ended = self._move_candidates(nodes, folios, outcome)
         self._count(row, folios["pages"], outcome, tried)
-        self._note_reached(step, row, folios, outcome)
+        self._note_reached(step)
         return ended
-
-    def _classify(self, node: NDArray[np.int32]) -> NDArray[np.int16]:
-        """Returns an Outcome for what need not or cannot move, CANDIDATE for the rest."""
-        known = np.clip(node, 0, len(self.rank_of_node) - 1)
-        here = self.rank_of_node[known] == self.source
-        refused = _ERRNO_TABLE[np.clip(-node, 0, len(_ERRNO_TABLE) - 1)]
-        outcome = np.where(node < 0, refused, np.where(here, CANDIDATE, Outcome.RESIDENT))
-        return np.asarray(outcome, np.int16)
 
     def _respect(
         self,
@@ -216,45 +242,57 @@ class _Group:
             outcome[candidate & elsewhere] = Outcome.MEMPOLICY
 
     def _ration(
-        self, row: NDArray[np.intp], folios: NDArray[np.void], outcome: NDArray[np.int16]
+        self, row: NDArray[np.intp], sizes: NDArray[np.uint32], outcome: NDArray[np.int16]
     ) -> None:
         """Puts off what exceeds a row's bytes."""
-        wanted = np.where(outcome == CANDIDATE, folios["pages"], 0).astype(np.int64)
-        before = np.cumsum(wanted) - wanted
+        if sizes.sum() <= self.book.left[row[0] : row[-1] + 1].min():
+            return
+        wanted = np.where(outcome == CANDIDATE, sizes, 0)
+        before = np.cumsum(wanted, dtype=np.int64) - wanted
         first = np.searchsorted(row, row, "left")
         outcome[(wanted > 0) & (before - before[first] >= self.book.left[row])] = Outcome.LATER
 
     def _move_candidates(
         self, nodes: Sequence[NodeId], folios: NDArray[np.void], outcome: NDArray[np.int16]
     ) -> Outcome | None:
+        """Moves them batch by batch. Returns why the group cannot go on, None where it can."""
         queue = np.flatnonzero(outcome == CANDIDATE)
-        while len(queue):
-            node, batch = self._next_batch(nodes, folios["pages"][queue])
-            if not batch:
-                outcome[queue] = Outcome.NO_ROOM
-                return Outcome.NO_ROOM
-            if self.mover.clock() >= self.deadline_s:
-                outcome[queue] = Outcome.LATER
-                return Outcome.LATER
-            now, queue = queue[:batch], queue[batch:]
-            moving = folios[now]
-            tally = pages.move(self.pid, moving, node, batch_pages=self.mover.batch_pages)
-            outcome[now] = _after_move(moving["node"], node)
+        moving = folios if len(queue) == len(folios) else folios[queue]
+        ends = np.cumsum(moving["pages"], dtype=np.int64)
+        done = 0
+        while done < len(queue):
+            node, until = self._next_batch(nodes, ends, done)
+            if until == done or self.mover.clock() >= self.deadline_s:
+                ended = Outcome.NO_ROOM if until == done else Outcome.LATER
+                outcome[queue[done:]] = ended
+                return ended
+            now, batch = queue[done:until], moving[done:until]
+            tally = pages.move(self.pid, batch, node, batch_pages=self.mover.batch_pages)
+            outcome[now] = _outcome_of_node((node,), Outcome.MOVED, Outcome.BUSY)[batch["node"]]
             if tally.stopped:
                 ended = _BY_STOP.get(tally.stopped, Outcome.FAILED)
-                unmoved = now[outcome[now] != Outcome.MOVED]
-                outcome[unmoved] = outcome[queue] = ended
+                outcome[now[outcome[now] != Outcome.MOVED]] = outcome[queue[until:]] = ended
                 return ended
+            done = until
         return None
 
-    def _next_batch(self, nodes: Sequence[NodeId], sizes: NDArray[np.uint32]) -> tuple[NodeId, int]:
-        """Returns the roomiest node and how many of the folios to send there, 0 if none fits."""
+    def _next_batch(
+        self, nodes: Sequence[NodeId], ends: NDArray[np.int64], done: int
+    ) -> tuple[NodeId, int]:
+        """Chooses the roomiest node, and how many of the folios to have sent after a batch to it.
+
+        Args:
+            nodes: where they may go.
+            ends: base pages of all folios up to and with each.
+            done: folios that were sent before; the answer is the same if none fits.
+        """
         room = {node: self.mover.room(node) // PAGE_BYTES for node in nodes}
         node = max(nodes, key=lambda n: room[n])
-        reached = np.cumsum(sizes)
-        fits = int(np.searchsorted(reached, room[node], "right"))
-        batch = max(1, int(np.searchsorted(reached, self.mover.batch_pages, "right")))
-        return node, min(fits, batch)
+        sent = int(ends[done - 1]) if done else 0
+        share = max(LEAST_BATCH_PAGES, room[node] // ROOM_SHARE)
+        most = min(self.mover.batch_pages, share)
+        fits, batch = np.searchsorted(ends, [sent + room[node], sent + most], "right")
+        return node, min(int(fits), max(done + 1, int(batch)))
 
     def _count(
         self,
@@ -270,22 +308,28 @@ class _Group:
         spent = np.bincount(row - first, sizes * tried, last - first).astype(np.int64)
         self.book.left[first:last] -= spent
 
-    def _note_reached(
-        self,
-        step: _Step,
-        row: NDArray[np.intp],
-        folios: NDArray[np.void],
-        outcome: NDArray[np.int16],
-    ) -> None:
+    def _note_reached(self, step: _Step) -> None:
         """Sets how far each row was walked: up to its first folio that was put off."""
-        self.book.reached[step.rows] = step.cursors
+        self.book.reached[step.listed.rows] = step.listed.cursors
+        outcome = step.outcome
         put_off = np.flatnonzero((outcome == Outcome.LATER) | (outcome == Outcome.NO_ROOM))
-        rows, first = np.unique(row[put_off], return_index=True)
-        self.book.reached[rows] = folios["addr"][put_off[first]]
+        if not len(put_off):
+            return
+        rows, first = np.unique(step.row[put_off], return_index=True)
+        self.book.reached[rows] = step.folios["addr"][put_off[first]]
 
 
-def _after_move(node: NDArray[np.int32], destination: NodeId) -> NDArray[np.int16]:
-    """Returns the outcomes of folios that were handed to the kernel."""
-    refused = _ERRNO_TABLE[np.clip(-node, 0, len(_ERRNO_TABLE) - 1)]
-    elsewhere = np.where(node == destination, Outcome.MOVED, Outcome.BUSY)
-    return np.asarray(np.where(node < 0, refused, elsewhere), np.int16)
+@lru_cache(maxsize=64)
+def _outcome_of_node(
+    nodes: tuple[NodeId, ...], there: int, elsewhere: Outcome
+) -> NDArray[np.int16]:
+    """Returns a table from a node to `there` or `elsewhere`; from a negative errno to its outcome.
+
+    An errno finds its place from the end, as negative indices do.
+    """
+    table = np.full(_NODES + _ERRNOS, elsewhere, np.int16)
+    table[list(nodes)] = there
+    table[_NODES:] = Outcome.FAILED
+    table[[-number for number in _BY_ERRNO]] = list(_BY_ERRNO.values())
+    table.flags.writeable = False
+    return table
