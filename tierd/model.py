@@ -311,8 +311,8 @@ class Report:
     """What became of a plan.
 
     `pages[i, o]` counts the base pages of move i that met Outcome o, as far as its range was
-    walked: up to the address `reached[i]`. `busy_ns` is the time spent in moving, so that the next
-    move's cost can be weighed.
+    walked: up to the address `reached[i]`. `busy_ns` is the time that the kernel took to move
+    them, so that the next move's cost can be weighed.
     """
 
     plan: Plan

@@ -72,7 +72,6 @@ class Mover:
 
     def run(self, plan: Plan, *, deadline_s: float) -> Report:
         """Makes the moves in order until the deadline; what is left then is LATER."""
-        begin_ns = time.monotonic_ns()
         book = _Book(plan)
         with ThreadPoolExecutor(1, "tierd-ahead") as pool:
             for rows in _groups(plan.moves):
@@ -81,7 +80,7 @@ class Mover:
             plan=plan,
             pages=book.pages,
             reached=book.reached,
-            busy_ns=time.monotonic_ns() - begin_ns,
+            busy_ns=book.busy_ns,
         )
 
 
@@ -94,6 +93,7 @@ class _Book:
         self.pages = np.zeros((len(moves), len(Outcome)), np.int64)
         self.reached = moves["start"].copy()
         self.left = -(-moves["bytes"].astype(np.int64) // PAGE_BYTES)
+        self.busy_ns = 0
 
     def close(self, rows: NDArray[np.intp], outcome: Outcome) -> None:
         """Gives what is left of the rows one outcome; a lasting one counts as walked."""
@@ -267,7 +267,9 @@ class _Group:
                 outcome[queue[done:]] = ended
                 return ended
             now, batch = queue[done:until], moving[done:until]
+            begin_ns = time.monotonic_ns()
             tally = pages.move(self.pid, batch, node, batch_pages=self.mover.batch_pages)
+            self.book.busy_ns += time.monotonic_ns() - begin_ns
             outcome[now] = _outcome_of_node((node,), Outcome.MOVED, Outcome.BUSY)[batch["node"]]
             if tally.stopped:
                 ended = _BY_STOP.get(tally.stopped, Outcome.FAILED)

@@ -12,6 +12,9 @@ from tierd.model import PAGE_BYTES, Kept, Outcome, Plan, Rank, Report
 FORGET = 0.9
 IDLE_FORGET = 0.99
 PRIOR_PAGES = 256
+LEAST_PAGES = 256
+"""Of fewer pages the fixed cost of a call, such as draining every CPU's LRU caches, is too much."""
+
 MOST_COST_NS = 10_000_000.0
 
 QUIET = frozenset({Outcome.MOVED, Outcome.RESIDENT, Outcome.ABSENT, Outcome.LATER})
@@ -53,7 +56,7 @@ class MoveCost:
     """What moving a page costs here, learnt from the reports.
 
     An average over pages that forgets, begun with the configured guess, and drawn back to it while
-    nothing moves: a figure spoilt by one bad round must not shut out moves for good.
+    next to nothing moves: a figure spoilt by one bad round must not shut out moves for good.
     """
 
     prior_ns: float
@@ -63,15 +66,15 @@ class MoveCost:
 
     def add(self, report: Report) -> None:
         moved = report.moved_pages
-        if not moved:
+        self.seen_pages += moved
+        if moved < LEAST_PAGES:
             return self.idle()
         self.pages = FORGET * self.pages + moved
         self.busy_ns = FORGET * self.busy_ns + report.busy_ns
-        self.seen_pages += moved
         return None
 
     def idle(self) -> None:
-        """Notes a round in which nothing moved."""
+        """Notes a round in which next to nothing moved."""
         self.pages *= IDLE_FORGET
         self.busy_ns *= IDLE_FORGET
 
