@@ -5,6 +5,10 @@ It is fed with snapshots of a steady hot set, recorded in a guest and played at 
 process that has memory at the recorded addresses, so that its look at mappings and pages is real.
 DAMON and the reading of its ring are left out, and nothing is to be moved; _footprint_daemon tells
 how. As root, as tierd itself.
+
+Beside it stand the figures of a whole `tierd run` in an emulated guest, with DAMON and a program
+whose hot set is in fast memory. Emulated instructions take many times as long, so they have no
+bound.
 """
 
 import subprocess
@@ -16,7 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from guests.guest import REPOSITORY
+from guests.boot import boot
+from guests.guest import REPOSITORY, Guest
+from guests.kernels import Kernel
+from guests.tiering import tierd
+from guests.topology import slow_node
+from guests.workloads import hotset
 
 from benches.figure import Figure
 from tests.unit.replay import BUFFER
@@ -28,9 +37,21 @@ SETTLE_ROUNDS = 20
 WINDOWS, WINDOW_S = 6, 15.0
 START_S = 30.0
 MOST_MIB, MOST_PERCENT = 64, 1.0
+GUEST_TICKS = 100  # USER_HZ
+GUEST_SETTLE_S, GUEST_START_S = 40, 150
+GUEST_RULE = """
+[[target]]
+command = "hotset"
+"""
 
 
 def run() -> list[Figure]:
+    subprocess.run([REPOSITORY / "scripts" / "setup", "vm"], check=True)
+    return [*on_host(), *in_guest()]
+
+
+def on_host() -> list[Figure]:
+    """The daemon fed with a recording."""
     build()
     cpu_percent, resident_mib = [], []
     with held_memory() as pid, daemon(pid) as (process, folder):
@@ -109,3 +130,47 @@ def cpu_percent_of(process: psutil.Process, seconds: float) -> float:
     end, end_s = process.cpu_times(), time.monotonic()
     used_s = end.user + end.system - begin.user - begin.system
     return 100 * used_s / (end_s - begin_s)
+
+
+def in_guest() -> list[Figure]:
+    """The whole daemon, beside a program whose 64 hot MiB of 256 are where they belong."""
+    options = ("--mib", "256", "--hot-mib", "64", "--share", "90", "--node", "0")
+    with (
+        boot(slow_node(), Kernel.LATEST) as guest,
+        hotset(guest, *options),
+        tierd(guest, settings=GUEST_RULE) as running,
+    ):
+        until_s = time.monotonic() + GUEST_START_S
+        while running.status is None and time.monotonic() < until_s:
+            time.sleep(1)
+        time.sleep(GUEST_SETTLE_S)
+        cpu_percent, resident_mib = [], []
+        for _ in range(WINDOWS):
+            cpu_percent.append(guest_cpu_percent(guest, running.pid, WINDOW_S))
+            resident_mib.append(guest_resident_mib(guest, running.pid))
+        account = running.status
+    assert account is not None
+    assert account["targets"][0]["hot"]["dram"] > 0, "the hot set was not found"
+    return [
+        Figure.of_rounds("CPU at rest, in an emulated guest", cpu_percent, "% core"),
+        Figure.of_rounds("resident memory, in an emulated guest", resident_mib, "MiB"),
+    ]
+
+
+def guest_cpu_percent(guest: Guest, pid: int, seconds: float) -> float:
+    """As cpu_percent_of(), by the guest's own clock."""
+    begin, begin_s = guest_cpu_s(guest, pid)
+    time.sleep(seconds)
+    end, end_s = guest_cpu_s(guest, pid)
+    return 100 * (end - begin) / (end_s - begin_s)
+
+
+def guest_cpu_s(guest: Guest, pid: int) -> tuple[float, float]:
+    """User and system time, and the guest's uptime."""
+    fields = guest.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    uptime_s = float(guest.read("/proc/uptime").split()[0])
+    return (int(fields[11]) + int(fields[12])) / GUEST_TICKS, uptime_s
+
+
+def guest_resident_mib(guest: Guest, pid: int) -> float:
+    return int(guest.read(f"/proc/{pid}/statm").split()[1]) * 4096 / (1 << 20)
