@@ -7,8 +7,8 @@
  *          [--verify]
  *
  * The buffer is filled on the given node, under a memory policy that doesn't outlast the filling.
- * Then words of it are read, changed and written at random: SHARE percent of the accesses go to the
- * hot window, the rest anywhere in the buffer; with --stride the window is every second page of
+ * Then cache lines of it are read, changed and written at random: SHARE percent of the accesses go to
+ * the hot window, the rest anywhere in the buffer; with --stride the window is every second page of
  * twice its range. SIGUSR1, or --move-every, moves the window on by its range, and around the
  * buffer's end. SIGTERM, SIGINT or --seconds end it.
  *
@@ -48,6 +48,8 @@
 #define MIB (1ULL << 20)
 #define MAX_MIB (1 << 14)
 #define MAX_NODES 64
+#define LINE_BYTES 64
+#define WORDS_PER_LINE (LINE_BYTES / sizeof(uint64_t))
 #define BATCH 1024
 #define QUERY_PAGES 4096
 
@@ -102,7 +104,7 @@ static double now(void)
 	return time.tv_sec + time.tv_nsec / 1e9;
 }
 
-/* xorshift64*: fast, and good enough to choose words with. */
+/* xorshift64*: fast, and good enough to choose lines with. */
 static uint64_t next_random(uint64_t *state)
 {
 	*state ^= *state >> 12;
@@ -205,23 +207,24 @@ static void move_window(struct hotset *set)
 	set->window++;
 }
 
-static uint64_t choose_word(struct hotset *set)
+static uint64_t choose_line(struct hotset *set)
 {
-	uint64_t words_per_page = set->page_size / sizeof(uint64_t);
+	uint64_t lines_per_page = set->page_size / LINE_BYTES;
 	uint64_t page;
 
 	if (below(&set->random, 100) >= (uint64_t)set->options.share)
-		return below(&set->random, set->word_count);
+		return below(&set->random, set->word_count / WORDS_PER_LINE);
 	page = hot_page(set, below(&set->random, hot_page_count(set)));
-	return page * words_per_page + below(&set->random, words_per_page);
+	return page * lines_per_page + below(&set->random, lines_per_page);
 }
 
 static void touch(struct hotset *set, uint64_t count)
 {
 	while (count--) {
-		uint64_t index = choose_word(set);
+		uint64_t first = choose_line(set) * WORDS_PER_LINE;
 
-		set->words[index] = changed(index, set->words[index]);
+		for (uint64_t index = first; index < first + WORDS_PER_LINE; index++)
+			set->words[index] = changed(index, set->words[index]);
 	}
 }
 
