@@ -127,9 +127,10 @@ class _Listed:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What was listed, with the row and the outcome (or CANDIDATE) of each folio."""
+    """What was listed: how far of which rows; each folio's row and Outcome, or CANDIDATE."""
 
-    listed: _Listed
+    rows: NDArray[np.intp]
+    cursors: NDArray[np.uint64]
     folios: NDArray[np.void]
     row: NDArray[np.intp]
     outcome: NDArray[np.int16]
@@ -196,7 +197,8 @@ class _Group:
             outcome = _outcome_of_node(self.source, CANDIDATE, Outcome.RESIDENT)[folios["node"]]
             self._respect(limits, nodes, folios["addr"], outcome)
             row = np.repeat(listed.rows, [len(f) for f in listed.folios])
-            yield _Step(listed, folios, row, outcome)
+            rows, cursors = np.array(listed.rows), np.array(listed.cursors, np.uint64)
+            yield _Step(rows, cursors, folios, row, outcome)
 
     def _list(self, pagemap: Pagemap) -> Iterator[_Listed]:
         """Lists the rows' folios. A row that has just had its bytes may be listed once more."""
@@ -217,9 +219,10 @@ class _Group:
 
     def _move_step(self, step: _Step, nodes: Sequence[NodeId]) -> Outcome | None:
         """Returns why the group cannot go on, None where it can."""
+        step = self._less_done(step)
         row, folios, outcome = step.row, step.folios, step.outcome
         if not len(folios):
-            self.book.reached[step.listed.rows] = step.listed.cursors
+            self.book.reached[step.rows] = step.cursors
             return None
         self._ration(row, folios["pages"], outcome)
         tried = outcome == CANDIDATE
@@ -227,6 +230,21 @@ class _Group:
         self._count(row, folios["pages"], outcome, tried)
         self._note_reached(step)
         return ended
+
+    def _less_done(self, step: _Step) -> _Step:
+        """Returns the step without the rows that have had their bytes since they were listed."""
+        left = self.book.left
+        wanted = left[step.rows] > 0
+        if wanted.all():
+            return step
+        kept = left[step.row] > 0
+        return _Step(
+            rows=step.rows[wanted],
+            cursors=step.cursors[wanted],
+            folios=step.folios[kept],
+            row=step.row[kept],
+            outcome=step.outcome[kept],
+        )
 
     def _respect(
         self,
@@ -312,7 +330,7 @@ class _Group:
 
     def _note_reached(self, step: _Step) -> None:
         """Sets how far each row was walked: up to its first folio that was put off."""
-        self.book.reached[step.listed.rows] = step.listed.cursors
+        self.book.reached[step.rows] = step.cursors
         outcome = step.outcome
         put_off = np.flatnonzero((outcome == Outcome.LATER) | (outcome == Outcome.NO_ROOM))
         if not len(put_off):

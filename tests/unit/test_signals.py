@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signals sent to the whole process, in one of its own: one that is lost would end pytest."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tierd.kernel.signals import STOP
+
+LOOP = """
+import sys, threading, time
+import numpy
+def reload():
+    print("reload", flush=True)
+from tierd.kernel.signals import caught_signals
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+with caught_signals() as signals:
+    print("waiting", signals.stop_asked(0, reload), flush=True)
+    for line in sys.stdin:
+        print("asked", signals.stop_asked(float(line), reload), flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", sorted(STOP))
+def test_a_signal_is_waited_for_whichever_thread_it_comes_to(number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LOOP],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting False\n"
+        process.send_signal(number)
+        for _ in range(2):
+            process.stdin.write("60\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "asked True\n"
+        process.send_signal(number)
+        process.stdin.close()
+        assert process.wait(60) == 0
+
+
+def test_a_reload_is_asked_for_and_the_wait_goes_on() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LOOP],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting False\n"
+        process.send_signal(signal.SIGHUP)
+        process.stdin.write("0.2\n")
+        process.stdin.flush()
+        assert [process.stdout.readline() for _ in range(2)] == ["reload\n", "asked False\n"]
+        process.stdin.write("60\n")
+        process.stdin.flush()
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout.readline() == "reload\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "asked True\n"
+        process.stdin.close()
+        assert process.wait(60) == 0
+
+
+ENDING = """
+import os, signal
+from tierd.kernel.signals import caught_signals
+with caught_signals() as signals:
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert signals.stop_asked(60, lambda: None)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_afterwards_signals_end_the_process_as_before() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING], timeout=60)
+    assert done.returncode == -signal.SIGTERM
