@@ -105,6 +105,12 @@ class Daemon:
         self.find_at_s = 0.0
         self.moved_lately = True
 
+    def reconfigure(self, config: Config, mover: Mover | None) -> None:
+        """Goes on by another configuration, between two rounds; what is known of targets stays."""
+        self.config, self.mover = config, mover
+        self.cost.prior_ns = config.policy.placement.move_cost_ns
+        self.find_at_s = 0.0
+
     def run(self, stop_asked: Callable[[float], bool], *, for_s: float | None = None) -> None:
         """Goes round until it is asked to stop, or for so many seconds.
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from tierd import config
 from tierd.config import Config, Mode
+from tierd.config.lines import find_lines
+from tierd.config.rules import ARRAYS, TABLES, Rule
 from tierd.errors import ConfigError, Problem
 from tierd.model import Policy, TierKind
 
@@ -300,7 +302,7 @@ k = 1
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_lines_of_every_kind_of_statement(newline: str) -> None:
-    assert config._lines(LINED.replace("\n", newline)) == {
+    assert find_lines(LINED.replace("\n", newline)) == {
         ("top",): 2,
         ("text",): 3,
         ("list",): 7,
@@ -331,12 +333,12 @@ def test_lines_of_every_kind_of_statement(newline: str) -> None:
 
 def test_lines_end_at_an_endless_statement() -> None:
     content = "a = 1\nb = [" + "\n" * 300 + "]\nc = 1"
-    assert config._lines(content) == {("a",): 1}
+    assert find_lines(content) == {("a",): 1}
 
 
 def test_every_lined_key_is_in_the_document() -> None:
     document = tomllib.loads(LINED)
-    for key in config._lines(LINED):
+    for key in find_lines(LINED):
         value: Any = document
         for part in key:
             value = value[part]
@@ -381,9 +383,9 @@ def test_shipped_file_names_every_key_with_its_default() -> None:
         default.migrate,
     )
     document = tomllib.loads(content)
-    for name, rules in config._TABLES.items():
+    for name, rules in TABLES.items():
         assert document[name].keys() == rules.keys()
-    for name, rules in config._ARRAYS.items():
+    for name, rules in ARRAYS.items():
         assert {key for table in document[name] for key in table} == rules.keys()
 
 
@@ -399,17 +401,17 @@ def test_shipped_file_names_every_key_with_its_default() -> None:
 def test_rules_and_dataclasses_have_the_same_keys(table: str, parts: list[type]) -> None:
     declared = {f.name: f for part in parts for f in fields(part)}
     declared.pop("placement", None)
-    assert declared.keys() == config._TABLES[table].keys()
+    assert declared.keys() == TABLES[table].keys()
     for name, declaration in declared.items():
         assert declaration.default is not MISSING
         default = declaration.default
-        config._TABLES[table][name](str(default) if isinstance(default, Path) else default)
+        TABLES[table][name](str(default) if isinstance(default, Path) else default)
 
 
 def test_shipped_file_gives_each_range() -> None:
     """Each number that bounds a key stands in the comment block above it."""
     blocks = SHIPPED.read_text().replace(",", " ").split("\n\n")
-    for table, rules in config._TABLES.items():
+    for table, rules in TABLES.items():
         for name, rule in rules.items():
             bounds = re.findall(r"from (\S+) to (\S+)", _refusal(rule))
             block = next(block for block in blocks if f"# {name} = " in block)
@@ -417,7 +419,7 @@ def test_shipped_file_gives_each_range() -> None:
                 assert re.search(rf"\b{re.escape(plain(bound))}\b", block), (table, name, bound)
 
 
-def _refusal(rule: config.Rule) -> str:
+def _refusal(rule: Rule) -> str:
     try:
         rule(object())
     except ValueError as error:

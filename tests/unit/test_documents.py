@@ -2,6 +2,7 @@
 """What the documents say that a program can look up."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -35,12 +36,20 @@ def test_decisions_are_numbered_in_order() -> None:
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))
 
 
+def every_command(group: click.Group) -> Iterator[tuple[str, click.Command]]:
+    """Yields the commands of a group and of the groups in it."""
+    for name, command in group.commands.items():
+        yield name, command
+        if isinstance(command, click.Group):
+            yield from every_command(command)
+
+
 @pytest.mark.parametrize(
     ("page", "commands"), [("tierd.8", daemon.main), ("tierctl.1", control.main)]
 )
 def test_manual_pages_name_every_command_and_option(page: str, commands: click.Group) -> None:
     text = (REPOSITORY / "docs/man" / page).read_text().replace("\\-", "-")
-    for name, command in commands.commands.items():
+    for name, command in every_command(commands):
         options = (p for p in command.params if isinstance(p, click.Option) and not p.hidden)
         wanted = {name, *(spelling for option in options for spelling in option.opts)}
         assert {w for w in wanted if not re.search(rf"(?<![\w-]){w}(?![\w-])", text)} == set()

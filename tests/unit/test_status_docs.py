@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tests.unit import trees
 from tierd.cli.control import main
 from tierd.config import Config
+from tierd.config.show import as_dict
 from tierd.daemon import Daemon
 from tierd.discover.topology import discover
 from tierd.kernel.process import read_process
@@ -109,7 +110,9 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             mover=cast(Mover, HalfMover()),
             find=lambda: [found],
             free_bytes=lambda: {NodeId(0): 1 << 30, NodeId(1): 1 << 29},
-            tell=lambda account: status.publish(tmp_path, {"pid": OWN, **account}),
+            tell=lambda account: status.publish(
+                tmp_path, {"pid": OWN, **account, "config": as_dict(Config())}
+            ),
         )
         for _ in range(ROUNDS):
             daemon.round()
@@ -125,7 +128,9 @@ def keys(value: Any, above: str = "") -> set[str]:
     """The keys as docs/status.md spells them: those named by a tier or a reason are not keys."""
     if isinstance(value, list):
         return set().union(*(keys(item, f"{above}[]") for item in value))
-    if not isinstance(value, dict) or above.endswith((".resident", ".hot", "refused", "kept")):
+    if not isinstance(value, dict) or above.endswith(
+        (".resident", ".hot", "refused", "kept", "config")
+    ):
         return set()
     inside = {f"{above}.{key}".lstrip("."): item for key, item in value.items()}
     return set(inside).union(*(keys(item, key) for key, item in inside.items()))

@@ -2,21 +2,18 @@
 """What tierd leaves of a machine: after a kill, beside others, and where it cannot work at all."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from guests.damon import Footprint, Slot, cpu_ticks, damon_stat, footprint, foreign_kdamond
 from guests.guest import Completed, Guest
-from guests.tiering import FOLDER, SETTINGS, Tierd, counter, start_tierd
+from guests.tiering import FOLDER, SETTINGS, WITHIN_S, Tierd, counter, start_tierd, until
 from guests.topology import flat, slow_node
 from guests.workloads import Hotset, hotset
 
 HOT_MIB, BUFFER_MIB = 4, 32
 HOT_PAGES = HOT_MIB * 256
-WITHIN_S = 180
-"""Until something must be seen: tierd alone takes half a minute to start where all is emulated."""
-
 QUIET_PAGES = 32
 """What else may move in a quiet guest, such as by compaction."""
 
@@ -56,14 +53,6 @@ def started(guest: Guest, *options: str) -> Iterator[Tierd]:
         if process.rc is None:
             process.signal(signal.SIGKILL)
             process.wait()
-
-
-def until(load: Hotset, running: Tierd, holds: Callable[[], bool]) -> None:
-    """Waits, by the workload's clock, until it holds."""
-    for _ in load.samples(WITHIN_S):
-        if holds():
-            return
-    raise AssertionError(f"{running.status} {running.process.stderr}")
 
 
 def watches(running: Tierd, load: Hotset) -> bool:

@@ -9,6 +9,7 @@ import click
 from tierd import config
 from tierd.cli import status as status_view
 from tierd.cli import topology as topology_view
+from tierd.cli.config import config as config_commands
 from tierd.cli.errors import Commands
 from tierd.discover.topology import discover, read_use
 from tierd.observe import status as published
@@ -53,3 +54,6 @@ def status(*, as_json: bool, config_path: Path | None) -> None:
     """Show what the daemon watches, what it has moved, and what it has not and why."""
     found = published.read(config.load_or_default(config_path).daemon.runtime_dir)
     click.echo(json.dumps(found, indent=2) if as_json else status_view.as_text(found))
+
+
+main.add_command(config_commands)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tierd run`: what is set up around the loop, and taken down after it."""
+"""`tierd run`: what is set up around the loop, changed on a reload, and taken down after it."""
 
 import logging
 import os
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ import click
 from tierd import __version__, config
 from tierd.cli.errors import Commands
 from tierd.config import Config, Mode, Place, TargetConfig
+from tierd.config.rules import TABLES
+from tierd.config.show import as_dict, differences
 from tierd.daemon import Daemon
 from tierd.discover.targets import check_targets, find_targets
 from tierd.discover.topology import discover
@@ -24,7 +26,7 @@ from tierd.errors import TierdError
 from tierd.journal import Journal
 from tierd.kernel.free import FreeMemory
 from tierd.kernel.process import Process, is_alive
-from tierd.kernel.stop import stop_signals
+from tierd.kernel.signals import caught_signals
 from tierd.migrate.limits import LimitsReader
 from tierd.migrate.mover import Mover
 from tierd.model import NodeId, Pid, Topology
@@ -33,6 +35,12 @@ from tierd.sample.session import Session
 from tierd.tiers import numa
 
 log = logging.getLogger("tierd")
+
+RESTART = frozenset(
+    {"daemon.state_dir", "daemon.runtime_dir", "tier"}
+    | {f"damon.{key}" for key in TABLES["damon"] if key != "cpu_percent"}
+)
+"""The keys that a reload cannot change."""
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -67,35 +75,139 @@ def run(
         if "JOURNAL_STREAM" in os.environ
         else "tierd: %(message)s",
     )
-    settings = _configured(config_path, pids, dry_run=dry_run)
+    source = Source(config_path, pids, dry_run=dry_run)
+    settings = source.read()
     if os.geteuid() != 0:
         raise TierdError(
             "tierd run needs root: DAMON and the memory of other users' processes are root's",
             hint="run it with sudo, or as a service",
         )
     check_targets(settings.targets)
-    with stop_signals() as stop, ExitStack() as stack:
-        daemon = _set_up(stack, settings)
+    with caught_signals() as signals, ExitStack() as stack:
+        service = _set_up(stack, source, settings)
         _notify("READY=1")
         stack.callback(_notify, "STOPPING=1")
-        daemon.run(stop.asked, for_s=for_s)
+        service.daemon.run(lambda s: signals.stop_asked(s, service.reload), for_s=for_s)
 
 
-def _configured(path: Path | None, pids: Iterable[int], *, dry_run: bool) -> Config:
-    settings = config.load_or_default(path)
-    given = tuple(
-        TargetConfig(pid=Pid(pid), place=Place(file="command line", line=None, key=f"--pid {pid}"))
-        for pid in pids
-    )
-    mode = Mode.OBSERVE if dry_run else settings.policy.mode
-    return replace(
-        settings,
-        targets=(*settings.targets, *given),
-        policy=replace(settings.policy, mode=mode),
-    )
+@dataclass(slots=True)
+class Source:
+    """The configuration's files, and what the command line says on top of them."""
+
+    path: Path | None
+    pids: Sequence[int]
+    dry_run: bool = field(kw_only=True)
+    files: Config = field(init=False, default_factory=Config)
+    """What the files said when they were last read and taken."""
+
+    def read(self) -> Config:
+        """Reads the files anew.
+
+        Raises:
+            ConfigError: what is wrong in them.
+        """
+        files = config.load_or_default(self.path)
+        settings = self._on_top(files)
+        self.files = files
+        return settings
+
+    def _on_top(self, files: Config) -> Config:
+        given = tuple(
+            TargetConfig(
+                pid=Pid(pid), place=Place(file="command line", line=None, key=f"--pid {pid}")
+            )
+            for pid in self.pids
+        )
+        mode = Mode.OBSERVE if self.dry_run else files.policy.mode
+        return replace(
+            files,
+            targets=(*files.targets, *given),
+            policy=replace(files.policy, mode=mode),
+        )
 
 
-def _set_up(stack: ExitStack, settings: Config) -> Daemon:
+class Finder:
+    """Finds the targets now. Those given by pid are the processes that had it when it was given."""
+
+    def __init__(self, rules: Sequence[TargetConfig]) -> None:
+        self._rules: list[TargetConfig] = []
+        self._given: dict[Pid, Process] = {}
+        self.follow(rules)
+
+    def follow(self, rules: Sequence[TargetConfig]) -> None:
+        """Goes by other rules from now on."""
+        pids = {rule.pid for rule in rules if rule.pid is not None}
+        added = [rule for rule in rules if rule.pid is not None and rule.pid not in self._given]
+        found = {process.pid: process for process in find_targets(added)}
+        self._given = {pid: p for pid, p in (self._given | found).items() if pid in pids}
+        self._rules = [rule for rule in rules if rule.pid is None]
+
+    def __call__(self) -> Iterator[Process]:
+        yield from filter(is_alive, self._given.values())
+        yield from find_targets(self._rules)
+
+
+@dataclass(slots=True)
+class Service:
+    """A daemon, and what of it a reload changes."""
+
+    source: Source
+    settings: Config
+    daemon: Daemon
+    sampler: Session
+    finder: Finder
+    free: FreeMemory
+
+    def reload(self) -> None:
+        """Takes over the files as they are now, whole or not at all, and says what has changed."""
+        _notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        before = self.source.files
+        try:
+            self._take(self.source.read())
+        except (TierdError, OSError) as error:
+            self.source.files = before
+            log.error("not reloaded, all stays as it was: %s", error)
+        else:
+            _log_changes(before, self.source.files)
+        _notify("READY=1")
+
+    def _take(self, settings: Config) -> None:
+        _require_same(self.settings, settings)
+        known = {rule.pid for rule in self.settings.targets}
+        check_targets([rule for rule in settings.targets if rule.pid not in known])
+        topology, free = self.daemon.topology, self.free
+        mover = make_mover(settings, topology, free) if settings.policy.mode.moves else None
+        self.finder.follow(settings.targets)
+        self.sampler.cpu_percent = settings.damon.cpu_percent
+        self.daemon.reconfigure(settings, mover)
+        self.settings = settings
+
+    def publish(self, account: dict[str, Any]) -> None:
+        """Publishes the daemon's status."""
+        document = {"pid": os.getpid(), **account, "config": as_dict(self.source.files)}
+        try:
+            status.publish(self.settings.daemon.runtime_dir, document)
+        except OSError as error:
+            log.warning("status not published: %s: %s", error.filename, error.strerror)
+
+
+def _require_same(running: Config, wanted: Config) -> None:
+    """Refuses what only a restart can change."""
+    changes = differences(as_dict(running), as_dict(wanted))
+    fixed = [change.key for change in changes if change.key in RESTART]
+    if fixed:
+        raise TierdError(
+            f"{', '.join(fixed)}: only a restart can change this",
+            hint="systemctl restart tierd, or put it back and reload",
+        )
+
+
+def _log_changes(before: Config, after: Config) -> None:
+    changes = differences(as_dict(before), as_dict(after))
+    log.info("reloaded: %s", "; ".join(map(str, changes)) or "nothing has changed")
+
+
+def _set_up(stack: ExitStack, source: Source, settings: Config) -> Service:
     """Sets up the daemon; the stack takes down what was set up, also where a later step fails."""
     journal = stack.enter_context(Journal(settings.daemon.state_dir))
     _undo(journal)
@@ -109,15 +221,18 @@ def _set_up(stack: ExitStack, settings: Config) -> Daemon:
     free = stack.enter_context(FreeMemory())
     for tier in topology.tiers:
         log.info("tier %d: %s, nodes %s", tier.rank, tier.name, ", ".join(map(str, tier.nodes)))
-    return Daemon(
+    finder = Finder(settings.targets)
+    daemon = Daemon(
         settings,
         topology=topology,
         sampler=sampler,
         mover=make_mover(settings, topology, free) if settings.policy.mode.moves else None,
-        find=Finder(settings.targets),
+        find=finder,
         free_bytes=free.rooms_bytes,
-        tell=partial(_publish, runtime_dir),
+        tell=lambda account: service.publish(account),
     )
+    service = Service(source, settings, daemon, sampler, finder, free)
+    return service
 
 
 def _require_tiers(topology: Topology) -> None:
@@ -147,25 +262,6 @@ def make_mover(settings: Config, topology: Topology, free: FreeMemory) -> Mover:
 def _undo(journal: Journal) -> None:
     for line in journal.undo():
         log.info("undone: %s", line)
-
-
-class Finder:
-    """Finds the targets now. Those given by pid are the processes that had it at the start."""
-
-    def __init__(self, rules: Sequence[TargetConfig]) -> None:
-        self._rules = [rule for rule in rules if rule.pid is None]
-        self._given = find_targets([rule for rule in rules if rule.pid is not None])
-
-    def __call__(self) -> Iterator[Process]:
-        yield from filter(is_alive, self._given)
-        yield from find_targets(self._rules)
-
-
-def _publish(runtime_dir: Path, account: dict[str, Any]) -> None:
-    try:
-        status.publish(runtime_dir, {"pid": os.getpid(), **account})
-    except OSError as error:
-        log.warning("status not published: %s: %s", error.filename, error.strerror)
 
 
 def _notify(state: str) -> None:

@@ -124,6 +124,15 @@ class Session:
         return "tried_regions" if self._tracepoint is None else "tracepoint"
 
     @property
+    def cpu_percent(self) -> float:
+        """What all kdamonds together may use of a core; it may be changed at any time."""
+        return self._config.cpu_percent
+
+    @cpu_percent.setter
+    def cpu_percent(self, percent: float) -> None:
+        self._config = replace(self._config, cpu_percent=percent)
+
+    @property
     def losses(self) -> int:
         return self._losses + sum(watch.reader.lost for watch in self._watches.values())
 

@@ -68,11 +68,13 @@ class Process:
     @property
     def stdout(self) -> str:
         """All that it has printed so far."""
+        self._take_arrived()
         return self._streams["stdout"].decode(errors="replace")
 
     @property
     def stderr(self) -> str:
         """All that it has complained of so far."""
+        self._take_arrived()
         return self._streams["stderr"].decode(errors="replace")
 
     @property
@@ -125,6 +127,13 @@ class Process:
     def signal(self, number: int, *, group: bool = False) -> None:
         """Sends a signal to it, or to all of its process group."""
         self._conversation.send(op="signal", signal=int(number), group=group)
+
+    def _take_arrived(self) -> None:
+        while self.rc is None:
+            try:
+                self._take(self._guest.receive(self._conversation, 0))
+            except queue.Empty:
+                return
 
     def _advance(self, deadline: float, complaint: str) -> None:
         try:

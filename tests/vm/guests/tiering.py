@@ -6,12 +6,13 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from guests.errors import CommandFailed
 from guests.guest import Completed, Guest, Process
+from guests.workloads import Hotset
 
 FOLDER = "/run/tierd-test"
 DAMON_STAT = "/sys/module/damon_stat/parameters/enabled"
@@ -27,6 +28,8 @@ take_over = true
 """What every test in a guest sets."""
 
 PAGE_KIB = 4
+WITHIN_S = 180
+"""Until something must be seen: tierd alone takes half a minute to start where all is emulated."""
 
 
 class Tierd:
@@ -78,6 +81,14 @@ def start_tierd(guest: Guest, *options: str, settings: str = "") -> Process:
     guest.run(["mkdir", "-p", FOLDER])
     guest.write(f"{FOLDER}/tierd.toml", (SETTINGS + settings).encode())
     return guest.start(["tierd", "run", "--config", f"{FOLDER}/tierd.toml", *options])
+
+
+def until(load: Hotset, running: Tierd, holds: Callable[[], bool]) -> None:
+    """Waits, by the workload's clock, until it holds."""
+    for _ in load.samples(WITHIN_S):
+        if holds():
+            return
+    raise AssertionError(f"{running.status} {running.process.stderr}")
 
 
 def free_kib(guest: Guest, node: int) -> int:

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration: /etc/tierd/tierd.toml and its drop-ins, checked whole before anything is used.
+
+systemd/tierd.toml is the same as no file at all: it names every key with its default and range.
+Every problem of every file is told at once, with its line.
+"""
+
+from tierd.config.files import (
+    DEFAULT_PATH,
+    LARGEST_BYTES,
+    drop_ins,
+    files,
+    load,
+    load_or_default,
+    load_with_places,
+    parse,
+)
+from tierd.config.values import (
+    Config,
+    DaemonConfig,
+    DamonConfig,
+    MigrateConfig,
+    Mode,
+    Place,
+    PolicyConfig,
+    TargetConfig,
+    TierConfig,
+)
+
+__all__ = [
+    "DEFAULT_PATH",
+    "LARGEST_BYTES",
+    "Config",
+    "DaemonConfig",
+    "DamonConfig",
+    "MigrateConfig",
+    "Mode",
+    "Place",
+    "PolicyConfig",
+    "TargetConfig",
+    "TierConfig",
+    "drop_ins",
+    "files",
+    "load",
+    "load_or_default",
+    "load_with_places",
+    "parse",
+]

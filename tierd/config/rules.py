@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each key may hold: as a check of what tomllib gives, and as JSON Schema for editors.
+
+A check returns the value as the dataclass wants it, or raises a ValueError that tells what is
+allowed.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from tierd.config.values import Mode
+from tierd.model import NodeId, TierKind
+
+_COMM_BYTES = 15  # TASK_COMM_LEN less the final NUL
+_TIER_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One key's rule. `schema` is as JSON Schema draft 2020-12 has it."""
+
+    check: Callable[[Any], Any]
+    schema: Mapping[str, Any]
+
+    def __call__(self, value: Any) -> Any:
+        return self.check(value)
+
+
+def _number(low: float, high: float) -> Rule:
+    def check(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"a number from {low:g} to {high:g}")
+        if not low <= value <= high:
+            raise ValueError(f"from {low:g} to {high:g}")
+        return float(value)
+
+    return Rule(check, {"type": "number", "minimum": low, "maximum": high})
+
+
+def _whole(low: int, high: int) -> Rule:
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"a whole number from {low} to {high}")
+        if not low <= value <= high:
+            raise ValueError(f"from {low} to {high}")
+        return value
+
+    return Rule(check, {"type": "integer", "minimum": low, "maximum": high})
+
+
+def _choice(*members: StrEnum) -> Rule:
+    def check(value: Any) -> StrEnum:
+        for member in members:
+            if value == member.value:
+                return member
+        raise ValueError("one of " + ", ".join(f'"{member}"' for member in members))
+
+    return Rule(check, {"enum": [member.value for member in members]})
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    return value
+
+
+def _absolute_path(value: Any) -> Path:
+    if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
+        raise ValueError("an absolute path")
+    return Path(value)
+
+
+def _tier_name(value: Any) -> str:
+    if not isinstance(value, str) or not _TIER_NAME.fullmatch(value):
+        raise ValueError("a name of a-z, 0-9, - and _ that begins with a letter, at most 32 long")
+    return value
+
+
+def _nodes(value: Any) -> tuple[NodeId, ...]:
+    ids = value if isinstance(value, list) else []
+    if not ids or any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
+        raise ValueError("a list of node numbers such as [1, 2]")
+    return tuple(map(NodeId, ids))
+
+
+def _command(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("a command's name as in /proc/PID/comm")
+    if len(value.encode()) > _COMM_BYTES:
+        kept = value.encode()[:_COMM_BYTES].decode(errors="ignore")
+        raise ValueError(f'at most {_COMM_BYTES} bytes, all that the kernel keeps: "{kept}"')
+    return value
+
+
+def _cgroup(value: Any) -> str:
+    if not isinstance(value, str) or not value.startswith("/") or ".." in value.split("/"):
+        raise ValueError('a cgroup below the root, such as "/system.slice/redis.service"')
+    return "/" + value.strip("/")
+
+
+_FLAG = Rule(_flag, {"type": "boolean"})
+_PATH = Rule(_absolute_path, {"type": "string", "pattern": "^/"})
+
+TABLES: Mapping[str, Mapping[str, Rule]] = {
+    "daemon": {
+        "interval_s": _number(0.1, 60),
+        "state_dir": _PATH,
+        "runtime_dir": _PATH,
+    },
+    "damon": {
+        "sample_us": _whole(1000, 1_000_000),
+        "aggregation_us": _whole(5000, 60_000_000),
+        "min_regions": _whole(3, 10_000),
+        "max_regions": _whole(10, 100_000),
+        "cpu_percent": _number(0.1, 100),
+        "take_over": _FLAG,
+    },
+    "policy": {
+        "mode": _choice(*Mode),
+        "headroom_percent": _number(0, 50),
+        "short_s": _number(0.1, 600),
+        "long_s": _number(1, 3600),
+        "hysteresis": _number(1, 100),
+        "horizon_s": _number(1, 3600),
+        "payback": _number(0, 1000),
+        "dwell_s": _number(0, 3600),
+        "retry_s": _number(0.1, 3600),
+        "retry_most_s": _number(1, 86_400),
+        "latency_gap_ns": _number(1, 100_000),
+        "move_cost_ns": _number(0, 1_000_000),
+    },
+    "migrate": {
+        "budget_mbps": _number(1, 1_000_000),
+        "batch_pages": _whole(1, 65_536),
+        "round_percent": _number(1, 100),
+        "move_locked": _FLAG,
+    },
+}
+"""The rules of the keys of each table."""
+
+ARRAYS: Mapping[str, Mapping[str, Rule]] = {
+    "tier": {
+        "name": Rule(_tier_name, {"type": "string", "pattern": f"^{_TIER_NAME.pattern}$"}),
+        "kind": _choice(TierKind.DRAM, TierKind.CXL),
+        "nodes": Rule(
+            _nodes, {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+        ),
+        "latency_ns": _whole(1, 1_000_000),
+        "bandwidth_mbps": _whole(1, 100_000_000),
+    },
+    "target": {
+        "pid": _whole(1, 1 << 22),
+        "command": Rule(_command, {"type": "string", "minLength": 1, "maxLength": _COMM_BYTES}),
+        "cgroup": Rule(_cgroup, {"type": "string", "pattern": "^/"}),
+    },
+}
+"""The rules of the keys of each table that there may be several of."""
+
+NEEDED_OF_TIER = ("name", "kind", "nodes")
+CHOICE_OF_TARGET = ("pid", "command", "cgroup")
+""""A target has exactly one of these."""

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A configuration as plain values, to be shown, compared and written."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tierd.config.rules import ARRAYS, TABLES
+from tierd.config.values import Config, Place, TargetConfig, TierConfig
+
+Setting: TypeAlias = tuple[str, str]
+"""A table and a key of it."""
+
+
+def settings(config: Config) -> dict[Setting, Any]:
+    """Returns each key of the tables with its value, as TOML would hold it."""
+    parts: dict[str, list[Any]] = {
+        "daemon": [config.daemon],
+        "damon": [config.damon],
+        "policy": [config.policy, config.policy.placement],
+        "migrate": [config.migrate],
+    }
+    return {
+        (table, key): _plain(
+            next(getattr(part, key) for part in parts[table] if key in _keys(part))
+        )
+        for table, rules in TABLES.items()
+        for key in rules
+    }
+
+
+def entries(config: Config) -> dict[str, list[dict[str, Any]]]:
+    """Returns the [[tier]] and [[target]] tables, each with the keys that it has."""
+    return {
+        name: [
+            {key: _plain(getattr(entry, key)) for key in ARRAYS[name] if _is_set(entry, key)}
+            for entry in found
+        ]
+        for name, found in (("tier", config.tiers), ("target", config.targets))
+    }
+
+
+def as_dict(config: Config) -> dict[str, Any]:
+    """Returns all of it as a document of TOML or JSON would hold it."""
+    tables: dict[str, Any] = {name: {} for name in TABLES}
+    for (table, key), value in settings(config).items():
+        tables[table][key] = value
+    return tables | entries(config)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A key, or all [[tier]] or [[target]] tables, that two configurations hold differently."""
+
+    key: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {toml(self.before)} -> {toml(self.after)}"
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
+    """Compares two configurations that are as as_dict() gives them."""
+    found = [
+        Difference(f"{table}.{key}", before[table].get(key), after[table].get(key))
+        for table in TABLES
+        for key in {**before[table], **after[table]}
+    ]
+    found += [Difference(name, before[name], after[name]) for name in ARRAYS]
+    return [difference for difference in found if difference.before != difference.after]
+
+
+def as_toml(config: Config, places: Mapping[Setting, Place]) -> str:
+    """Returns all of it as TOML, with a comment to each key that tells where it was set."""
+    return "\n".join(_lines(config, places))
+
+
+def _lines(config: Config, places: Mapping[Setting, Place]) -> Iterator[str]:
+    current = settings(config)
+    for table, rules in TABLES.items():
+        yield f"[{table}]"
+        for key in rules:
+            yield f"{key} = {toml(current[table, key])}  # {_origin(places.get((table, key)))}"
+        yield ""
+    for name, found in entries(config).items():
+        places_of = [entry.place for entry in getattr(config, f"{name}s")]
+        for entry, place in zip(found, places_of, strict=True):
+            yield f"[[{name}]]  # {_origin(place)}"
+            yield from (f"{key} = {toml(value)}" for key, value in entry.items())
+            yield ""
+
+
+def toml(value: Any) -> str:
+    """Spells a value as TOML; JSON spells those of the configuration alike."""
+    return json.dumps(value)
+
+
+def _origin(place: Place | None) -> str:
+    if place is None:
+        return "default"
+    return place.file if place.line is None else f"{place.file}:{place.line}"
+
+
+def _keys(part: Any) -> set[str]:
+    return {field.name for field in fields(part)}
+
+
+def _is_set(entry: TierConfig | TargetConfig, key: str) -> bool:
+    return getattr(entry, key) is not None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values that a configuration holds, with their defaults."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from tierd.errors import Problem
+from tierd.model import NodeId, Pid, Policy, TierKind
+
+
+class Mode(StrEnum):
+    """What the daemon does with a plan."""
+
+    PLACE = "place"
+    OBSERVE = "observe"
+
+    @property
+    def moves(self) -> bool:
+        return self is Mode.PLACE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonConfig:
+    interval_s: float = 1.0
+    state_dir: Path = Path("/var/lib/tierd")
+    runtime_dir: Path = Path("/run/tierd")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamonConfig:
+    """`cpu_percent` is what kdamonds may use of one core."""
+
+    sample_us: int = 20_000
+    aggregation_us: int = 400_000
+    min_regions: int = 10
+    max_regions: int = 1000
+    cpu_percent: float = 2.0
+    take_over: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyConfig:
+    """`headroom_percent` of a tier's capacity is left free, above the kernel's watermarks.
+
+    `placement` holds what decide takes; in the file its fields stand in [policy] with the others.
+    """
+
+    mode: Mode = Mode.PLACE
+    headroom_percent: float = 2.0
+    placement: Policy = field(default_factory=Policy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrateConfig:
+    """`round_percent` is the share of daemon.interval_s that may be spent in moving."""
+
+    budget_mbps: float = 256.0
+    batch_pages: int = 16_384
+    round_percent: float = 50.0
+    move_locked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierConfig:
+    """One [[tier]]; the first in the file is the fastest. `place` is where the file says so."""
+
+    name: str
+    kind: TierKind
+    nodes: tuple[NodeId, ...]
+    latency_ns: int | None = None
+    bandwidth_mbps: int | None = None
+    place: "Place"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetConfig:
+    """One [[target]]: exactly one of the first three is set. `cgroup` takes in what is below it."""
+
+    pid: Pid | None = None
+    command: str | None = None
+    cgroup: str | None = None
+    place: "Place"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where in which file something was said, for what only shows when the machine is looked at."""
+
+    file: str
+    line: int | None
+    key: str
+
+    def problem(self, message: str) -> Problem:
+        return Problem(file=self.file, line=self.line, key=self.key, message=message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    daemon: DaemonConfig = field(default_factory=DaemonConfig)
+    damon: DamonConfig = field(default_factory=DamonConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    migrate: MigrateConfig = field(default_factory=MigrateConfig)
+    tiers: tuple[TierConfig, ...] = ()
+    targets: tuple[TargetConfig, ...] = ()
