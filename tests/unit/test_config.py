@@ -172,10 +172,29 @@ def test_every_table_is_read() -> None:
             "f:4: tier[1].nodes: node 0 is already in tier a",
         ),
         ("[[target]]\npid = 0", "f:2: target[1].pid: must be from 1 to 4194304; it is 0"),
-        ("[[target]]", "f:1: target[1]: must have exactly one of pid, command, cgroup"),
+        (
+            "[[target]]",
+            "f:1: target[1]: must have a pid, or one or more of command, cgroup, unit, container, "
+            "user",
+        ),
         (
             "[[target]]\npid = 1\ncommand = 'a'",
-            "f:1: target[1]: must have exactly one of pid, command, cgroup",
+            "f:1: target[1]: must have a pid, or one or more of command, cgroup, unit, container, "
+            "user",
+        ),
+        (
+            "[[target]]\nunit = 'redis'",
+            "f:2: target[1].unit: must be a systemd unit with its suffix, such as "
+            '"redis-server.service"; it is "redis"',
+        ),
+        (
+            "[[target]]\ncontainer = '3F4A'",
+            "f:2: target[1].container: must be the first 12 to 64 digits of a container's id, "
+            'in lower case; it is "3F4A"',
+        ),
+        (
+            "[[target]]\nuser = '-x'",
+            'f:2: target[1].user: must be a user\'s name, or number as in "1000"; it is "-x"',
         ),
         (
             "[[target]]\ncommand = 'postgres-checkpointer'",
@@ -376,8 +395,9 @@ def test_shipped_file_changes_nothing() -> None:
 def test_shipped_file_names_every_key_with_its_default() -> None:
     content = uncommented()
     read, default = config.parse(content, "f"), Config()
-    assert (read.daemon, read.damon, read.policy, read.migrate) == (
+    assert (read.daemon, read.discover, read.damon, read.policy, read.migrate) == (
         default.daemon,
+        default.discover,
         default.damon,
         default.policy,
         default.migrate,
@@ -393,6 +413,7 @@ def test_shipped_file_names_every_key_with_its_default() -> None:
     ("table", "parts"),
     [
         ("daemon", [config.DaemonConfig]),
+        ("discover", [config.DiscoverConfig]),
         ("damon", [config.DamonConfig]),
         ("policy", [config.PolicyConfig, Policy]),
         ("migrate", [config.MigrateConfig]),

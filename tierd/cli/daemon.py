@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,12 +20,11 @@ from tierd.config import Config, Mode, Place, TargetConfig
 from tierd.config.rules import TABLES
 from tierd.config.show import as_dict, differences
 from tierd.daemon import Daemon
-from tierd.discover.targets import check_targets, find_targets
+from tierd.discover.targets import Finder, check_targets
 from tierd.discover.topology import discover
 from tierd.errors import TierdError
 from tierd.journal import Journal
 from tierd.kernel.free import FreeMemory
-from tierd.kernel.process import Process, is_alive
 from tierd.kernel.signals import caught_signals
 from tierd.migrate.limits import LimitsReader
 from tierd.migrate.mover import Mover
@@ -126,27 +125,6 @@ class Source:
         )
 
 
-class Finder:
-    """Finds the targets now. Those given by pid are the processes that had it when it was given."""
-
-    def __init__(self, rules: Sequence[TargetConfig]) -> None:
-        self._rules: list[TargetConfig] = []
-        self._given: dict[Pid, Process] = {}
-        self.follow(rules)
-
-    def follow(self, rules: Sequence[TargetConfig]) -> None:
-        """Goes by other rules from now on."""
-        pids = {rule.pid for rule in rules if rule.pid is not None}
-        added = [rule for rule in rules if rule.pid is not None and rule.pid not in self._given]
-        found = {process.pid: process for process in find_targets(added)}
-        self._given = {pid: p for pid, p in (self._given | found).items() if pid in pids}
-        self._rules = [rule for rule in rules if rule.pid is None]
-
-    def __call__(self) -> Iterator[Process]:
-        yield from filter(is_alive, self._given.values())
-        yield from find_targets(self._rules)
-
-
 @dataclass(slots=True)
 class Service:
     """A daemon, and what of it a reload changes."""
@@ -177,7 +155,7 @@ class Service:
         check_targets([rule for rule in settings.targets if rule.pid not in known])
         topology, free = self.daemon.topology, self.free
         mover = make_mover(settings, topology, free) if settings.policy.mode.moves else None
-        self.finder.follow(settings.targets)
+        self.finder.follow(settings.targets, settings.discover)
         self.sampler.cpu_percent = settings.damon.cpu_percent
         self.daemon.reconfigure(settings, mover)
         self.settings = settings
@@ -221,7 +199,7 @@ def _set_up(stack: ExitStack, source: Source, settings: Config) -> Service:
     free = stack.enter_context(FreeMemory())
     for tier in topology.tiers:
         log.info("tier %d: %s, nodes %s", tier.rank, tier.name, ", ".join(map(str, tier.nodes)))
-    finder = Finder(settings.targets)
+    finder = Finder(settings.targets, settings.discover)
     daemon = Daemon(
         settings,
         topology=topology,

@@ -13,11 +13,12 @@ from functools import cached_property
 from typing import Any
 
 from tierd.config.lines import Key, find_lines
-from tierd.config.rules import ARRAYS, CHOICE_OF_TARGET, NEEDED_OF_TIER, TABLES, Rule
+from tierd.config.rules import ARRAYS, MARKS_OF_TARGET, NEEDED_OF_TIER, TABLES, Rule
 from tierd.config.values import (
     Config,
     DaemonConfig,
     DamonConfig,
+    DiscoverConfig,
     MigrateConfig,
     Place,
     PolicyConfig,
@@ -103,6 +104,7 @@ class _Found:
         others = {k: v for k, v in tables["policy"].items() if k not in _PLACEMENT}
         return Config(
             daemon=DaemonConfig(**tables["daemon"]),
+            discover=DiscoverConfig(**tables["discover"]),
             damon=DamonConfig(**tables["damon"]),
             policy=PolicyConfig(placement=Policy(**placement), **others),
             migrate=MigrateConfig(**tables["migrate"]),
@@ -178,11 +180,13 @@ class _Reader:
 
     def _read_targets(self) -> None:
         for key, given, values in self._array("target"):
-            chosen = [name for name in CHOICE_OF_TARGET if name in given]
-            if len(chosen) != 1:
-                self._refuse(key, f"must have exactly one of {', '.join(CHOICE_OF_TARGET)}")
-            elif values:
-                place = self._document.place((*key, *chosen))
+            marks = [name for name in MARKS_OF_TARGET if name in given]
+            if ("pid" in given) == bool(marks):
+                self._refuse(
+                    key, f"must have a pid, or one or more of {', '.join(MARKS_OF_TARGET)}"
+                )
+            elif len(values) == len(marks or ["pid"]):
+                place = self._document.place((*key, *(marks or ["pid"])[-1:]))
                 self._found.targets.append(TargetConfig(**values, place=place))
 
 

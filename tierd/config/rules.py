@@ -16,6 +16,9 @@ from tierd.config.values import Mode
 from tierd.model import NodeId, TierKind
 
 _COMM_BYTES = 15  # TASK_COMM_LEN less the final NUL
+_UNIT = re.compile(r"[^/\s]+\.(service|scope|slice)")
+_CONTAINER = re.compile(r"[0-9a-f]{12,64}")
+_USER = re.compile(r"[0-9]{1,10}|[A-Za-z_][A-Za-z0-9_.@-]{0,254}")
 _TIER_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 
@@ -102,6 +105,28 @@ def _cgroup(value: Any) -> str:
     return "/" + value.strip("/")
 
 
+def _unit(value: Any) -> str:
+    if not isinstance(value, str) or not _UNIT.fullmatch(value):
+        raise ValueError('a systemd unit with its suffix, such as "redis-server.service"')
+    return value
+
+
+def _container(value: Any) -> str:
+    if not isinstance(value, str) or not _CONTAINER.fullmatch(value):
+        raise ValueError("the first 12 to 64 digits of a container's id, in lower case")
+    return value
+
+
+def _user(value: Any) -> str:
+    if not isinstance(value, str) or not _USER.fullmatch(value):
+        raise ValueError('a user\'s name, or number as in "1000"')
+    return value
+
+
+def _pattern(whole: re.Pattern[str]) -> dict[str, Any]:
+    return {"type": "string", "pattern": f"^({whole.pattern})$"}
+
+
 _FLAG = Rule(_flag, {"type": "boolean"})
 _PATH = Rule(_absolute_path, {"type": "string", "pattern": "^/"})
 
@@ -110,6 +135,10 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
         "interval_s": _number(0.1, 60),
         "state_dir": _PATH,
         "runtime_dir": _PATH,
+    },
+    "discover": {
+        "min_mib": _number(0, 1_000_000),
+        "min_age_s": _number(0, 3600),
     },
     "damon": {
         "sample_us": _whole(1000, 1_000_000),
@@ -144,7 +173,7 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
 
 ARRAYS: Mapping[str, Mapping[str, Rule]] = {
     "tier": {
-        "name": Rule(_tier_name, {"type": "string", "pattern": f"^{_TIER_NAME.pattern}$"}),
+        "name": Rule(_tier_name, _pattern(_TIER_NAME)),
         "kind": _choice(TierKind.DRAM, TierKind.CXL),
         "nodes": Rule(
             _nodes, {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -156,10 +185,13 @@ ARRAYS: Mapping[str, Mapping[str, Rule]] = {
         "pid": _whole(1, 1 << 22),
         "command": Rule(_command, {"type": "string", "minLength": 1, "maxLength": _COMM_BYTES}),
         "cgroup": Rule(_cgroup, {"type": "string", "pattern": "^/"}),
+        "unit": Rule(_unit, _pattern(_UNIT)),
+        "container": Rule(_container, _pattern(_CONTAINER)),
+        "user": Rule(_user, _pattern(_USER)),
     },
 }
 """The rules of the keys of each table that there may be several of."""
 
 NEEDED_OF_TIER = ("name", "kind", "nodes")
-CHOICE_OF_TARGET = ("pid", "command", "cgroup")
-""""A target has exactly one of these."""
+MARKS_OF_TARGET = ("command", "cgroup", "unit", "container", "user")
+"""A target has a pid, or at least one of these."""

@@ -7,7 +7,7 @@ What two keys say together it does not tell: `tierctl config check` does.
 from collections.abc import Mapping
 from typing import Any
 
-from tierd.config.rules import ARRAYS, CHOICE_OF_TARGET, NEEDED_OF_TIER, TABLES, Rule
+from tierd.config.rules import ARRAYS, MARKS_OF_TARGET, NEEDED_OF_TIER, TABLES, Rule
 from tierd.config.show import settings
 from tierd.config.values import Config
 from tierd.model import MAX_TIERS
@@ -22,7 +22,11 @@ def schema() -> dict[str, Any]:
     }
     tier = _object(_schemas(ARRAYS["tier"])) | {"required": [*NEEDED_OF_TIER]}
     target = _object(_schemas(ARRAYS["target"]))
-    target["oneOf"] = [{"required": [name]} for name in CHOICE_OF_TARGET]
+    by_marks = {
+        "not": {"required": ["pid"]},
+        "anyOf": [{"required": [name]} for name in MARKS_OF_TARGET],
+    }
+    target["oneOf"] = [{"required": ["pid"], "maxProperties": 1}, by_marks]
     arrays = {
         "tier": {"type": "array", "items": tier, "maxItems": MAX_TIERS},
         "target": {"type": "array", "items": target},

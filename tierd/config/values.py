@@ -74,12 +74,26 @@ class TierConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DiscoverConfig:
+    """Which processes are worth watching. Those named by their pid always are."""
+
+    min_mib: float = 16.0
+    min_age_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetConfig:
-    """One [[target]]: exactly one of the first three is set. `cgroup` takes in what is below it."""
+    """One [[target]]: a pid alone, or at least one of the others, of which all must hold.
+
+    `cgroup` takes in what is below it; `unit` is of systemd, `container` the beginning of its id.
+    """
 
     pid: Pid | None = None
     command: str | None = None
     cgroup: str | None = None
+    unit: str | None = None
+    container: str | None = None
+    user: str | None = None
     place: "Place"
 
 
@@ -98,6 +112,7 @@ class Place:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     daemon: DaemonConfig = field(default_factory=DaemonConfig)
+    discover: DiscoverConfig = field(default_factory=DiscoverConfig)
     damon: DamonConfig = field(default_factory=DamonConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     migrate: MigrateConfig = field(default_factory=MigrateConfig)

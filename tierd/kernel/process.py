@@ -6,6 +6,7 @@ mm/mempolicy.c. A process that has gone, or goes while it is read, is None. Samp
 
     stat        4711 (redis-server) S 1 4711 ... 4194560 (flags) ... 117615 (start, in ticks)
     status      Tgid:	4711
+                Uid:	104	104	104	104 (real, effective, saved, file system)
                 VmLck:	       0 kB
                 Mems_allowed_list:	0-1
     cgroup      0::/system.slice/redis-server.service
@@ -29,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.kernel import text
-from tierd.model import NodeId, Pid
+from tierd.model import PAGE_BYTES, NodeId, Pid
 
 RANGE = np.dtype([("start", "u8"), ("end", "u8")])
 """Addresses of a process. Arrays of it are sorted and disjoint, and adjoining ranges joined."""
@@ -40,6 +41,7 @@ _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h
 _DEAD = frozenset("ZXx")
 _STATUS = {
     "Tgid": re.compile(r"^Tgid:\s+(\d+)$", re.MULTILINE),
+    "Uid": re.compile(r"^Uid:\s+(\d+)\s", re.MULTILINE),
     "VmLck": re.compile(r"^VmLck:\s+(\d+) kB$", re.MULTILINE),
     "Mems_allowed_list": re.compile(r"^Mems_allowed_list:\s*([\d,-]+)$", re.MULTILINE),
 }
@@ -56,14 +58,17 @@ class Process:
     """One process.
 
     `start_ticks` since boot tells it from a later one of the same pid. `leader` is another pid
-    where this one is of a thread. `cgroup` is that of cgroup v2, `allowed_nodes` the cpuset's.
+    where this one is of a thread. `user_id` is the real one, `cgroup` that of cgroup v2,
+    `allowed_nodes` the cpuset's.
     """
 
     pid: Pid
     leader: Pid
     command: str
     start_ticks: int
+    resident_bytes: int
     is_kernel_thread: bool
+    user_id: int | None
     cgroup: str | None
     allowed_nodes: tuple[NodeId, ...] | None
     locked_bytes: int
@@ -90,6 +95,12 @@ def read_command(pid: Pid, root: Path = Path("/")) -> str | None:
     return None if content is None else content.decode(errors="replace").removesuffix("\n")
 
 
+def read_user_id(pid: Pid, root: Path = Path("/")) -> int | None:
+    """Returns the real user id; None without the process."""
+    match = _STATUS["Uid"].search(text.read(_folder(pid, root) / "status", _STATUS_BYTES) or "")
+    return None if match is None else int(match[1])
+
+
 def read_cgroup(pid: Pid, root: Path = Path("/")) -> str | None:
     """Returns the path in cgroup v2's hierarchy; None without one or without the process."""
     content = text.read(_folder(pid, root) / "cgroup", _STATUS_BYTES) or ""
@@ -110,13 +121,17 @@ def read_process(pid: Pid, root: Path = Path("/")) -> Process | None:
     if stat is None or status is None or command is None:
         return None
     found = {name: pattern.search(status) for name, pattern in _STATUS.items()}
-    leader, locked, allowed = (None if match is None else match[1] for match in found.values())
+    leader, user, locked, allowed = (
+        None if match is None else match[1] for match in found.values()
+    )
     return Process(
         pid=pid,
         leader=Pid(int(leader or pid)),
         command=command,
         start_ticks=stat.start_ticks,
+        resident_bytes=stat.resident_pages * PAGE_BYTES,
         is_kernel_thread=bool(stat.flags & _KERNEL_THREAD),
+        user_id=None if user is None else int(user),
         cgroup=read_cgroup(pid, root),
         allowed_nodes=_node_ids(folder / "status", allowed) if allowed else None,
         locked_bytes=int(locked or 0) << 10,
@@ -190,6 +205,7 @@ def read_policies(pid: Pid, root: Path = Path("/")) -> tuple[BoundRange, ...] | 
 class _Stat:
     flags: int
     start_ticks: int
+    resident_pages: int
 
 
 def _folder(pid: Pid, root: Path) -> Path:
@@ -202,7 +218,9 @@ def _read_stat(path: Path) -> _Stat | None:
         return None
     fields = content.rpartition(")")[2].split()  # a command may hold blanks and parentheses
     try:
-        stat = _Stat(flags=int(fields[6]), start_ticks=int(fields[19]))
+        stat = _Stat(
+            flags=int(fields[6]), start_ticks=int(fields[19]), resident_pages=int(fields[21])
+        )
     except (ValueError, IndexError):
         raise text.UnexpectedContent(path, content, "the state of a process") from None
     return None if fields[0] in _DEAD else stat
