@@ -221,5 +221,32 @@ int tierd_read_ring(struct tierd_ring *ring, const struct tierd_layout *layout, 
  */
 void tierd_close_ring(struct tierd_ring *ring);
 
+#define TIERD_PROC_CHANGED 1
+#define TIERD_PROC_ENDED 2
+
+/**
+ * struct tierd_proc_event - a process that came, changed or went
+ * @pid: its pid
+ * @kind: TIERD_PROC_CHANGED for a fork, an execve(2), another user or name, TIERD_PROC_ENDED when
+ *        its first thread has ended
+ */
+struct tierd_proc_event {
+	int32_t pid;
+	uint32_t kind;
+};
+
+/**
+ * tierd_read_proc_events() - read what a socket of the process connector holds, without waiting
+ * @socket: a netlink socket that listens to CN_IDX_PROC
+ * @capacity: room in @ret_events, at least 64
+ * @ret_events: the events in their order, those of single threads left out
+ * @ret_lost: how many times the kernel had no room for events since the last call
+ *
+ * Return: the number of events; when there may be more, at least @capacity less 63. Or a negative
+ * errno of recvmmsg(2).
+ */
+int tierd_read_proc_events(int socket, uint32_t capacity, struct tierd_proc_event *ret_events,
+			   uint32_t *ret_lost);
+
 /* cffi: end */
 #endif

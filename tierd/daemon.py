@@ -47,7 +47,7 @@ FIRST_PAGES = 512
 
 PROBE_PAGES_BUSY, PROBE_PAGES_AT_REST = 4096, 256
 LOOK_COST = 100
-"""Reading a target's mappings, or all processes, is repeated after so many times what it took."""
+"""Reading a target's mappings is repeated after so many times what it took."""
 
 LOOK_AGAIN_S = 2.0
 
@@ -156,8 +156,7 @@ class Daemon:
                 self._forget(pid)
             if pid not in self.watched:
                 self._watch(target)
-        took_s = time.monotonic() - now_s
-        self.find_at_s = now_s + max(LOOK_AGAIN_S, LOOK_COST * took_s)
+        self.find_at_s = now_s + LOOK_AGAIN_S
 
     def _watch(self, target: Process) -> None:
         try:

@@ -1,12 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tierd import config
 from tierd.config import DiscoverConfig, TargetConfig
-from tierd.discover.targets import TICKS_PER_S, Finder, check_targets, find_targets
+from tierd.discover.targets import (
+    SCAN_REST_S,
+    TICKS_PER_S,
+    WAIT_S,
+    Finder,
+    check_targets,
+    find_targets,
+)
 from tierd.errors import ConfigError
+from tierd.kernel import process
+from tierd.kernel.proc_events import CHANGED, ENDED, EVENT
 from tierd.model import Pid
 
 OWN = Pid(99)
@@ -124,7 +136,130 @@ class Clock:
 
 
 def finder(root: Path, clock: Clock, *lines: str, **limits: float) -> Finder:
-    return Finder(rules(*lines), DiscoverConfig(**limits), root=root, own=OWN, clock_s=clock)
+    limited = DiscoverConfig(**limits)
+    return Finder(rules(*lines), limited, root=root, own=OWN, clock_s=clock)
+
+
+class FakeEvents:
+    """A fake that tells what it was told to."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[int, int]] = []
+        self.lost = False
+
+    def read(self) -> tuple[NDArray[np.void], bool]:
+        told, lost = np.array(self.events, EVENT), self.lost
+        self.events, self.lost = [], False
+        return told, lost
+
+
+@dataclass
+class Eventful:
+    """A finder with events, over one process that is a target already."""
+
+    root: Path
+    clock: Clock
+    events: FakeEvents
+    find: Finder
+
+    def pids(self, after_s: float = 0) -> list[int]:
+        self.clock.now_s += after_s
+        return [found.pid for found in self.find()]
+
+
+@pytest.fixture
+def eventful(tmp_path: Path) -> Eventful:
+    clock, events = Clock(), FakeEvents()
+    put(tmp_path, 50, "worker")
+    find = Finder(
+        rules("command = 'worker'"),
+        DiscoverConfig(min_mib=20, min_age_s=5),
+        lambda: events,
+        root=tmp_path,
+        own=OWN,
+        clock_s=clock,
+    )
+    made = Eventful(tmp_path, clock, events, find)
+    assert made.pids() == [50]
+    return made
+
+
+def start(made: Eventful, pid: int, command: str = "worker", mib: int = 64) -> None:
+    ticks = round(made.clock.now_s * TICKS_PER_S)
+    put(made.root, pid, command, start_ticks=ticks, mib=mib)
+    made.events.events.append((pid, CHANGED))
+
+
+def test_what_an_event_tells_of_is_looked_at_when_it_is_old_enough(eventful: Eventful) -> None:
+    start(eventful, 60)
+    assert eventful.pids() == [50]
+    assert eventful.pids(after_s=4) == [50]
+    assert eventful.pids(after_s=1) == [50, 60]
+
+
+def test_what_ends_before_is_never_looked_at(
+    eventful: Eventful, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Pid] = []
+    monkeypatch.setattr(process, "read_command", lambda pid, root: looked.append(pid))
+    for pid in range(1000, 3000):
+        eventful.events.events += [(pid, CHANGED), (pid, CHANGED), (pid, ENDED)]
+    eventful.pids()
+    eventful.events.events += [(4000, CHANGED)]
+    eventful.pids()
+    eventful.events.events += [(4000, ENDED)]
+    eventful.pids(after_s=10)
+    assert looked == []
+
+
+def test_a_pid_that_is_given_again_within_one_reading_is_looked_at(eventful: Eventful) -> None:
+    eventful.events.events += [(60, CHANGED), (60, ENDED)]
+    start(eventful, 60)
+    assert eventful.pids() == [50]
+    assert eventful.pids(after_s=5) == [50, 60]
+
+
+def test_what_is_too_small_is_looked_at_again(eventful: Eventful) -> None:
+    start(eventful, 60, mib=1)
+    assert eventful.pids() == [50]
+    assert eventful.pids(after_s=5) == [50]
+    put(eventful.root, 60, "worker", start_ticks=round(1000 * TICKS_PER_S))
+    assert eventful.pids(after_s=1) == [50]
+    assert eventful.pids(after_s=WAIT_S) == [50, 60]
+
+
+def test_what_has_ended_or_become_another_program_is_no_target(eventful: Eventful) -> None:
+    start(eventful, 60)
+    eventful.pids()
+    assert eventful.pids(after_s=5) == [50, 60]
+    eventful.events.events.append((60, ENDED))
+    (eventful.root / "proc/60/stat").unlink()
+    assert eventful.pids() == [50]
+    put(eventful.root, 50, "another")
+    eventful.events.events.append((50, CHANGED))
+    eventful.pids()
+    assert eventful.pids(after_s=5) == []
+
+
+def test_after_a_loss_and_now_and_then_all_are_looked_at(eventful: Eventful) -> None:
+    put(eventful.root, 60, "worker")
+    assert eventful.pids(after_s=5) == [50]
+    eventful.events.lost = True
+    assert eventful.pids() == [50, 60]
+    put(eventful.root, 61, "worker")
+    assert eventful.pids(after_s=SCAN_REST_S - 1) == [50, 60]
+    assert eventful.pids(after_s=1) == [50, 60, 61]
+
+
+def test_nobody_listens_for_given_pids_alone(tmp_path: Path) -> None:
+    def listen() -> None:
+        raise AssertionError
+
+    put(tmp_path, 50, "worker")
+    find = Finder(rules("pid = 50"), DiscoverConfig(), listen, root=tmp_path, own=OWN)
+    assert [found.pid for found in find()] == [50]
+    with pytest.raises(AssertionError):
+        find.follow(rules("command = 'worker'"), DiscoverConfig())
 
 
 def test_small_and_young_processes_are_not_targets_yet(tmp_path: Path) -> None:

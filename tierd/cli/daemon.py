@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tierd.discover.topology import discover
 from tierd.errors import TierdError
 from tierd.journal import Journal
 from tierd.kernel.free import FreeMemory
+from tierd.kernel.proc_events import ProcEvents
 from tierd.kernel.signals import caught_signals
 from tierd.migrate.limits import LimitsReader
 from tierd.migrate.mover import Mover
@@ -199,7 +201,7 @@ def _set_up(stack: ExitStack, source: Source, settings: Config) -> Service:
     free = stack.enter_context(FreeMemory())
     for tier in topology.tiers:
         log.info("tier %d: %s, nodes %s", tier.rank, tier.name, ", ".join(map(str, tier.nodes)))
-    finder = Finder(settings.targets, settings.discover)
+    finder = Finder(settings.targets, settings.discover, partial(_listen, stack))
     daemon = Daemon(
         settings,
         topology=topology,
@@ -211,6 +213,15 @@ def _set_up(stack: ExitStack, source: Source, settings: Config) -> Service:
     )
     service = Service(source, settings, daemon, sampler, finder, free)
     return service
+
+
+def _listen(stack: ExitStack) -> ProcEvents | None:
+    """Listens to process events for as long as the stack lasts."""
+    try:
+        return stack.enter_context(ProcEvents())
+    except OSError as error:
+        log.warning("no process events (%s); all processes are looked at now and then", error)
+        return None
 
 
 def _require_tiers(topology: Topology) -> None:

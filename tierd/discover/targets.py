@@ -16,30 +16,56 @@ import os
 import pwd
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tierd.config import DiscoverConfig, TargetConfig
 from tierd.errors import ConfigError
 from tierd.kernel import process
+from tierd.kernel.proc_events import ENDED
 from tierd.kernel.process import Process
 from tierd.model import Pid
 
+SCAN_COST = 100
+"""All processes are looked at again after so many times what it took."""
+
+SCAN_REST_S = 60.0
+"""And not before, where events tell of most changes."""
+
+WAIT_S = 5.0
+"""After so long a process that was too small is looked at again."""
+
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _CONTAINER = re.compile(r"(?:[a-z][a-z-]*-)?([0-9a-f]{64})(?:\.scope)?")
+
+
+class Events(Protocol):
+    """Tells of processes that began, changed or ended (tierd.kernel.proc_events)."""
+
+    def read(self) -> tuple[NDArray[np.void], bool]: ...
 
 
 class Finder:
     """Finds the targets now.
 
     Those named by pid are the processes that had it when it was named. Others are targets from the
-    configured size and age on, until they end.
+    configured size and age on, until they end or no rule names them any more.
+
+    With events only processes that have changed are looked at, once they are old enough: one that
+    has ended by then costs its two events. All are looked at from time to time, since nothing tells
+    that a process was put into another cgroup.
 
     Args:
         rules: the configuration's.
         limits: from when on a process is worth watching.
+        listen: called when rules first need events; gives None where there are none, and all
+            processes are looked at, as often as SCAN_COST allows.
         root: where /proc is.
         own: tierd's own pid; this process where it is None.
         clock_s: seconds since boot, as processes' starts are told.
@@ -49,15 +75,18 @@ class Finder:
         self,
         rules: Sequence[TargetConfig],
         limits: DiscoverConfig,
+        listen: Callable[[], Events | None] = lambda: None,
         *,
         root: Path = Path("/"),
         own: Pid | None = None,
         clock_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
     ) -> None:
-        self._root, self._own, self._clock_s = root, own, clock_s
+        self._listen, self._root, self._own, self._clock_s = listen, root, own, clock_s
+        self._events: Events | None = None
         self._rules: list[TargetConfig] = []
         self._given: dict[Pid, Process] = {}
-        self._admitted: set[tuple[Pid, int]] = set()
+        self._admitted: dict[Pid, Process] = {}
+        self._look_at_s: dict[Pid, float] = {}
         self.follow(rules, limits)
 
     def follow(self, rules: Sequence[TargetConfig], limits: DiscoverConfig) -> None:
@@ -68,37 +97,88 @@ class Finder:
         self._given = {pid: p for pid, p in (self._given | found).items() if pid in pids}
         self._rules = [rule for rule in rules if rule.pid is None]
         self._limits = limits
+        if self._rules and self._events is None:
+            self._events = self._listen()
+        self._scan_at_s = float("-inf")
 
     def __call__(self) -> list[Process]:
         """Returns the targets in ascending order of pid."""
-        given = {pid: p for pid, p in self._given.items() if process.is_alive(p, self._root)}
-        found = [p for p in find_targets(self._rules, self._root, self._own) if self._admits(p)]
-        self._admitted = {(p.pid, p.start_ticks) for p in found}
-        return [p for _, p in sorted(({p.pid: p for p in found} | given).items())]
+        now_s = self._clock_s()
+        any_lost = self._take_events(now_s)
+        if any_lost or now_s >= self._scan_at_s:
+            self._scan(now_s)
+        else:
+            self._look(now_s)
+        targets = self._admitted | self._given
+        return [p for _, p in sorted(targets.items()) if process.is_alive(p, self._root)]
 
-    def _admits(self, found: Process) -> bool:
-        if (found.pid, found.start_ticks) in self._admitted:
-            return True
-        age_s = self._clock_s() - found.start_ticks / TICKS_PER_S
-        large = found.resident_bytes >= self._limits.min_mib * (1 << 20)
-        return large and age_s >= self._limits.min_age_s
+    def _take_events(self, now_s: float) -> bool:
+        """Notes whom to look at, and when; returns whether events were lost."""
+        if self._events is None:
+            return False
+        events, any_lost = self._events.read()
+        pids, from_last = np.unique(events["pid"][::-1], return_index=True)
+        ended = events["kind"][::-1][from_last] == ENDED
+        for pid in map(Pid, pids[ended].tolist()):
+            self._look_at_s.pop(pid, None)
+            self._admitted.pop(pid, None)
+        due_s = now_s + self._limits.min_age_s
+        self._look_at_s.update(dict.fromkeys(map(Pid, pids[~ended].tolist()), due_s))
+        return any_lost
+
+    def _scan(self, now_s: float) -> None:
+        """Looks at all processes."""
+        self._look_at_s.clear()
+        before = self._admitted
+        self._admitted = {}
+        self._judge(find_targets(self._rules, self._root, self._own), before, now_s)
+        took_s = self._clock_s() - now_s
+        rest_s = 0.0 if self._events is None else SCAN_REST_S
+        self._scan_at_s = now_s + max(rest_s, SCAN_COST * took_s)
+
+    def _look(self, now_s: float) -> None:
+        """Looks at those whose time has come."""
+        due = [pid for pid, at_s in self._look_at_s.items() if at_s <= now_s]
+        before = {pid: self._admitted.pop(pid) for pid in due if pid in self._admitted}
+        for pid in due:
+            del self._look_at_s[pid]
+        self._judge(find_targets(self._rules, self._root, self._own, among=due), before, now_s)
+
+    def _judge(self, found: Iterable[Process], before: Mapping[Pid, Process], now_s: float) -> None:
+        """Admits what was a target before or is worth it now, and has the others wait."""
+        for candidate in found:
+            known = before.get(candidate.pid)
+            age_s = now_s - candidate.start_ticks / TICKS_PER_S
+            is_large = candidate.resident_bytes >= self._limits.min_mib * (1 << 20)
+            if known is not None and known.start_ticks == candidate.start_ticks:
+                self._admitted[candidate.pid] = known
+            elif is_large and age_s >= self._limits.min_age_s:
+                self._admitted[candidate.pid] = candidate
+            else:
+                rest_s = self._limits.min_age_s - age_s if is_large else WAIT_S
+                self._look_at_s[candidate.pid] = now_s + rest_s
 
 
 def find_targets(
-    rules: Sequence[TargetConfig], root: Path = Path("/"), own: Pid | None = None
+    rules: Sequence[TargetConfig],
+    root: Path = Path("/"),
+    own: Pid | None = None,
+    among: Sequence[Pid] | None = None,
 ) -> tuple[Process, ...]:
     """Finds the processes that a rule names, in ascending order of pid.
 
     What is not there, a kernel thread or tierd itself is left out. Rules other than of a pid look
-    at every process, at 10 µs for each file of it that they need.
+    at every process, or those given, at 10 µs for each file of it that they need.
 
     Args:
         rules: the configuration's.
         root: where /proc is.
         own: tierd's own pid; this process where it is None.
+        among: the processes to look at, None for all.
     """
     own = Pid(os.getpid()) if own is None else own
-    processes = (process.read_process(pid, root) for pid in _candidates(rules, root) if pid != own)
+    matching = (pid for pid in _candidates(rules, root, among) if pid != own)
+    processes = (process.read_process(pid, root) for pid in matching)
     return tuple(found for found in processes if found is not None and _is_placeable(found))
 
 
@@ -138,10 +218,12 @@ class _Look:
         return process.read_user_id(self.pid, self.root)
 
 
-def _candidates(rules: Sequence[TargetConfig], root: Path) -> list[Pid]:
+def _candidates(
+    rules: Sequence[TargetConfig], root: Path, among: Sequence[Pid] | None
+) -> list[Pid]:
     named = {rule.pid for rule in rules if rule.pid is not None}
     by_marks = [_Marks.of(rule) for rule in rules if rule.pid is None]
-    searched = process.read_pids(root) if by_marks else ()
+    searched = (process.read_pids(root) if among is None else among) if by_marks else ()
     looks = (_Look(pid, root) for pid in searched)
     matching = {look.pid for look in looks if any(marks.match(look) for marks in by_marks)}
     return sorted(named | matching)

@@ -38,6 +38,8 @@ class RingState(Protocol):
 class _Shim(Protocol):
     TIERD_UNASKED: int
     TIERD_MOVE_ALL: int
+    TIERD_PROC_CHANGED: int
+    TIERD_PROC_ENDED: int
 
     def tierd_list_folios(
         self,
@@ -81,6 +83,9 @@ class _Shim(Protocol):
         self, ring: RingState, layout: Pointer, capacity: int, ret_records: Pointer, /
     ) -> int: ...
     def tierd_close_ring(self, ring: RingState, /) -> None: ...
+    def tierd_read_proc_events(
+        self, socket: int, capacity: int, ret_events: Pointer, ret_lost: Pointer, /
+    ) -> int: ...
 
 class _Ffi(Protocol):
     @overload
@@ -97,7 +102,12 @@ class _Ffi(Protocol):
     def new(self, cdecl: Literal["uint32_t *", "uint64_t *"], /) -> Pointer: ...
     def from_buffer(
         self,
-        cdecl: Literal["struct tierd_folio[]", "struct tierd_record[]", "uint8_t[]"],
+        cdecl: Literal[
+            "struct tierd_folio[]",
+            "struct tierd_record[]",
+            "struct tierd_proc_event[]",
+            "uint8_t[]",
+        ],
         buffer: NDArray[np.void] | bytes,
         *,
         require_writable: bool = False,
