@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +157,17 @@ def test_amounts(size: int, spelled: str) -> None:
 @given(st.sets(st.integers(0, 300)))
 def test_ids_are_spelled_as_the_kernel_does(numbers: set[int]) -> None:
     assert parse_ids(text.ids(numbers)) == tuple(sorted(numbers))
+
+
+def test_bash_completes_commands_by_what_is_printed() -> None:
+    script = run("completion", "bash").output
+    typed = "COMP_WORDS=(tierctl co); COMP_CWORD=1; _tierctl_completion tierctl"
+    path = f"PATH={Path(sys.executable).parent}:$PATH"
+    shell = ["bash", "-c", f'{path}\n{script}\n{typed}; echo "${{COMPREPLY[@]}}"']
+    done = subprocess.run(shell, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["completion", "config"], done.stderr
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_are_given_a_script(shell: str) -> None:
+    assert "_TIERCTL_COMPLETE" in run("completion", shell).output

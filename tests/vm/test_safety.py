@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tierd leaves of a machine: after a kill, beside others, and where it cannot work at all."""
 
+import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -225,3 +226,32 @@ def test_an_unknown_key_is_named_with_its_line(guest: Guest) -> None:
     (line,) = (n for n, text in enumerate(settings.splitlines(), 1) if "cpu_percnt" in text)
     complaint = "damon.cpu_percnt: unknown key; did you mean cpu_percent?"
     assert f"tierd: error: {FOLDER}/other.toml:{line}: {complaint}" in done.stderr
+
+
+def doctor(guest: Guest, settings: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
+    """What tierctl doctor finds as that user would see it: its exit status, findings by subject."""
+    guest.run(["mkdir", "-p", FOLDER])
+    guest.write(f"{FOLDER}/other.toml", settings.encode())
+    command = ["tierctl", "doctor", "--json", "--config", f"{FOLDER}/other.toml"]
+    done = guest.run(command, timeout=WITHIN_S, check=False)
+    found: dict[str, list[dict[str, str]]] = {}
+    for finding in json.loads(done.stdout):
+        found.setdefault(finding["subject"], []).append(finding)
+    return done.rc, found
+
+
+@pytest.mark.guest(slow_node())
+def test_the_doctor_finds_what_is_there_and_changes_nothing(
+    guest: Guest, as_it_was: Footprint
+) -> None:
+    with damon_stat(guest, "Y"):
+        rc, found = doctor(guest, NO_TAKE_OVER)
+        assert rc == 1
+        assert [finding["verdict"] for finding in found["DAMON"]] == ["ok", "fail"]
+        assert found["DAMON"][1]["next_step"].startswith("set take_over = true in [damon]")
+        rc, found = doctor(guest, SETTINGS + RULE)
+        assert rc == 0, found
+    for subject in ("tiers", "DAMON", "tracepoint", "page tables", "processes"):
+        assert {finding["verdict"] for finding in found[subject]} == {"ok"}, found[subject]
+    balancing = guest.read("/proc/sys/kernel/numa_balancing").strip() != b"0"
+    assert (found["numa_balancing"][0]["verdict"] == "warn") == balancing

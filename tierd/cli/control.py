@@ -2,14 +2,17 @@
 """tierctl: what an operator asks."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 
 from tierd import config
 from tierd.cli import status as status_view
 from tierd.cli import topology as topology_view
 from tierd.cli.config import config as config_commands
+from tierd.cli.doctor import Finding, Verdict, examine
 from tierd.cli.errors import Commands
 from tierd.discover.topology import discover, read_use
 from tierd.observe import status as published
@@ -54,6 +57,43 @@ def status(*, as_json: bool, config_path: Path | None) -> None:
     """Show what the daemon watches, what it has moved, and what it has not and why."""
     found = published.read(config.load_or_default(config_path).daemon.runtime_dir)
     click.echo(json.dumps(found, indent=2) if as_json else status_view.as_text(found))
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    help=f"The daemon's configuration; {config.DEFAULT_PATH} where it exists.",
+)
+@click.option("--root", type=click.Path(path_type=Path), default=Path("/"), hidden=True)
+def doctor(*, as_json: bool, config_path: Path | None, root: Path) -> None:
+    """Tell whether tierd can work here, what stands in its way, and what to do about it."""
+    found = examine(config_path, root)
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in found], indent=2))
+    else:
+        for finding in found:
+            click.echo(_finding(finding))
+    if any(finding.verdict is Verdict.FAIL for finding in found):
+        raise click.exceptions.Exit(1)
+
+
+def _finding(finding: Finding) -> str:
+    colour = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}[finding.verdict]
+    mark = click.style(f"{finding.verdict:<4}", fg=colour, bold=True)
+    line = f"{mark}  {finding.subject}: {finding.message}"
+    return line if finding.next_step is None else f"{line}\n      {finding.next_step}"
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what completes tierctl's commands in a shell, to be sourced there."""
+    complete = get_completion_class(shell)
+    assert complete is not None, "click has these three"
+    click.echo(complete(main, {}, "tierctl", "_TIERCTL_COMPLETE").source())
 
 
 main.add_command(config_commands)
