@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,43 +76,30 @@ def run(
         if "JOURNAL_STREAM" in os.environ
         else "tierd: %(message)s",
     )
-    source = Source(config_path, pids, dry_run=dry_run)
-    settings = source.read()
+    command_line = CommandLine(path=config_path, pids=pids, dry_run=dry_run)
+    files = config.load_or_default(config_path)
     if os.geteuid() != 0:
         raise TierdError(
             "tierd run needs root: DAMON and the memory of other users' processes are root's",
             hint="run it with sudo, or as a service",
         )
-    check_targets(settings.targets)
+    check_targets(command_line.on_top_of(files).targets)
     with caught_signals() as signals, ExitStack() as stack:
-        service = _set_up(stack, source, settings)
+        service = _set_up(stack, command_line, files)
         _notify("READY=1")
         stack.callback(_notify, "STOPPING=1")
         service.daemon.run(lambda s: signals.stop_asked(s, service.reload), for_s=for_s)
 
 
-@dataclass(slots=True)
-class Source:
-    """The configuration's files, and what the command line says on top of them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandLine:
+    """Where the configuration is, and what the command line says on top of it."""
 
     path: Path | None
     pids: Sequence[int]
-    dry_run: bool = field(kw_only=True)
-    files: Config = field(init=False, default_factory=Config)
-    """What the files said when they were last read and taken."""
+    dry_run: bool
 
-    def read(self) -> Config:
-        """Reads the files anew.
-
-        Raises:
-            ConfigError: what is wrong in them.
-        """
-        files = config.load_or_default(self.path)
-        settings = self._on_top(files)
-        self.files = files
-        return settings
-
-    def _on_top(self, files: Config) -> Config:
+    def on_top_of(self, files: Config) -> Config:
         given = tuple(
             TargetConfig(
                 pid=Pid(pid), place=Place(file="command line", line=None, key=f"--pid {pid}")
@@ -129,9 +116,10 @@ class Source:
 
 @dataclass(slots=True)
 class Service:
-    """A daemon, and what of it a reload changes."""
+    """A daemon, and what of it a reload changes: `files`, and with the command line `settings`."""
 
-    source: Source
+    command_line: CommandLine
+    files: Config
     settings: Config
     daemon: Daemon
     sampler: Session
@@ -141,20 +129,21 @@ class Service:
     def reload(self) -> None:
         """Takes over the files as they are now, whole or not at all, and says what has changed."""
         _notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
-        before = self.source.files
         try:
-            self._take(self.source.read())
+            files = config.load_or_default(self.command_line.path)
+            self._take(self.command_line.on_top_of(files))
         except (TierdError, OSError) as error:
-            self.source.files = before
             log.error("not reloaded, all stays as it was: %s", error)
         else:
-            _log_changes(before, self.source.files)
+            changes = differences(as_dict(self.files), as_dict(files))
+            log.info("reloaded: %s", "; ".join(map(str, changes)) or "nothing has changed")
+            self.files = files
         _notify("READY=1")
 
     def _take(self, settings: Config) -> None:
         _require_same(self.settings, settings)
         known = {rule.pid for rule in self.settings.targets}
-        check_targets([rule for rule in settings.targets if rule.pid not in known])
+        check_targets(r for r in settings.targets if r.pid is None or r.pid not in known)
         topology, free = self.daemon.topology, self.free
         mover = make_mover(settings, topology, free) if settings.policy.mode.moves else None
         self.finder.follow(settings.targets, settings.discover)
@@ -164,7 +153,7 @@ class Service:
 
     def publish(self, account: dict[str, Any]) -> None:
         """Publishes the daemon's status."""
-        document = {"pid": os.getpid(), **account, "config": as_dict(self.source.files)}
+        document = {"pid": os.getpid(), **account, "config": as_dict(self.files)}
         try:
             status.publish(self.settings.daemon.runtime_dir, document)
         except OSError as error:
@@ -182,13 +171,9 @@ def _require_same(running: Config, wanted: Config) -> None:
         )
 
 
-def _log_changes(before: Config, after: Config) -> None:
-    changes = differences(as_dict(before), as_dict(after))
-    log.info("reloaded: %s", "; ".join(map(str, changes)) or "nothing has changed")
-
-
-def _set_up(stack: ExitStack, source: Source, settings: Config) -> Service:
+def _set_up(stack: ExitStack, command_line: CommandLine, files: Config) -> Service:
     """Sets up the daemon; the stack takes down what was set up, also where a later step fails."""
+    settings = command_line.on_top_of(files)
     journal = stack.enter_context(Journal(settings.daemon.state_dir))
     _undo(journal)
     topology = discover(settings.tiers)
@@ -211,7 +196,7 @@ def _set_up(stack: ExitStack, source: Source, settings: Config) -> Service:
         free_bytes=free.rooms_bytes,
         tell=lambda account: service.publish(account),
     )
-    service = Service(source, settings, daemon, sampler, finder, free)
+    service = Service(command_line, files, settings, daemon, sampler, finder, free)
     return service
 
 
