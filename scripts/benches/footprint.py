@@ -37,6 +37,14 @@ SETTLE_ROUNDS = 20
 WINDOWS, WINDOW_S = 6, 15.0
 START_S = 30.0
 MOST_MIB, MOST_PERCENT = 64, 1.0
+RULE = """
+[discover]
+min_mib = 0.0
+[[target]]
+command = "hold_at"
+"""
+"""By its name, so that the process connector and what it imports are counted."""
+
 GUEST_TICKS = 100  # USER_HZ
 GUEST_SETTLE_S, GUEST_START_S = 40, 150
 GUEST_RULE = """
@@ -54,7 +62,7 @@ def on_host() -> list[Figure]:
     """The daemon fed with a recording."""
     build()
     cpu_percent, resident_mib = [], []
-    with held_memory() as pid, daemon(pid) as (process, folder):
+    with held_memory(), daemon() as (process, folder):
         begun = wait_for_rounds(process, folder, SETTLE_ROUNDS)
         for _ in range(WINDOWS):
             cpu_percent.append(cpu_percent_of(process, WINDOW_S))
@@ -80,25 +88,25 @@ def build() -> None:
 
 
 @contextmanager
-def held_memory() -> Iterator[int]:
-    """A process with the recorded program's buffer; its pid."""
+def held_memory() -> Iterator[None]:
+    """A process with the recorded program's buffer."""
     command = [str(HOLDER), str(BUFFER.start), str(len(BUFFER))]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        yield process.pid
+        yield
 
 
 @contextmanager
-def daemon(target: int) -> Iterator[tuple[psutil.Process, Path]]:
+def daemon() -> Iterator[tuple[psutil.Process, Path]]:
     """The daemon, and the folder that its status is in."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         config = folder / "tierd.toml"
-        config.write_text(f'[daemon]\nstate_dir = "{folder}"\nruntime_dir = "{folder}"\n')
-        options = ["run", "--config", str(config), "--pid", str(target)]
+        config.write_text(f'[daemon]\nstate_dir = "{folder}"\nruntime_dir = "{folder}"\n{RULE}')
+        options = ["run", "--config", str(config)]
         with subprocess.Popen(
             [sys.executable, "-m", "benches._footprint_daemon", *options]
         ) as process:

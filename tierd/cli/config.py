@@ -28,14 +28,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 @click.group(cls=Commands)
 def config() -> None:
-    """Check and show the configuration, and what of it the daemon has."""
+    """Check, show and compare the configuration."""
 
 
 @config.command()
 @config_option
 @json_option
 def check(*, config_path: Path | None, as_json: bool) -> None:
-    """Check the files, and tell everything that is wrong in them."""
+    """Check the files. Tells everything that is wrong in them."""
     files = configuration.files(config_path)
     try:
         configuration.load_with_places(files)
@@ -55,7 +55,7 @@ def check(*, config_path: Path | None, as_json: bool) -> None:
 @config_option
 @json_option
 def show(*, config_path: Path | None, as_json: bool) -> None:
-    """Show every key with its value and where it was set, as TOML."""
+    """Show what holds. Every key, as TOML, with its value and where it was set."""
     loaded = configuration.load_with_places(configuration.files(config_path))
     if as_json:
         click.echo(json.dumps(as_dict(loaded.config), indent=2))
@@ -67,7 +67,7 @@ def show(*, config_path: Path | None, as_json: bool) -> None:
 @config_option
 @json_option
 def diff(*, config_path: Path | None, as_json: bool) -> None:
-    """Show what a reload would change in the running daemon; exit with 3 if anything."""
+    """Show what a reload would change. Exits with 3 if anything."""
     files = configuration.load_or_default(config_path)
     running = published.read(files.daemon.runtime_dir)
     if "config" not in running:
@@ -83,5 +83,5 @@ def diff(*, config_path: Path | None, as_json: bool) -> None:
 
 @config.command()
 def schema() -> None:
-    """Print the JSON Schema of the configuration's files."""
+    """Print the JSON Schema of the files."""
     click.echo(json.dumps(json_schema(), indent=2))

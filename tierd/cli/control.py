@@ -34,7 +34,7 @@ def main() -> None:
 )
 @click.option("--root", type=click.Path(path_type=Path), default=Path("/"), hidden=True)
 def topology(*, as_json: bool, config_path: Path | None, root: Path) -> None:
-    """Show the tiers of memory, what they are made of, and how full they are."""
+    """Show the tiers of memory. With what they are made of, and how full they are."""
     found = discover(config.load_or_default(config_path).tiers, root)
     use = read_use(root)
     if as_json:
@@ -54,7 +54,7 @@ def topology(*, as_json: bool, config_path: Path | None, root: Path) -> None:
     help=f"The running daemon's configuration; {config.DEFAULT_PATH} where it exists.",
 )
 def status(*, as_json: bool, config_path: Path | None) -> None:
-    """Show what the daemon watches, what it has moved, and what it has not and why."""
+    """Show what the daemon does. What it watches, what it has moved, what it has not and why."""
     found = published.read(config.load_or_default(config_path).daemon.runtime_dir)
     click.echo(json.dumps(found, indent=2) if as_json else status_view.as_text(found))
 
@@ -69,7 +69,7 @@ def status(*, as_json: bool, config_path: Path | None) -> None:
 )
 @click.option("--root", type=click.Path(path_type=Path), default=Path("/"), hidden=True)
 def doctor(*, as_json: bool, config_path: Path | None, root: Path) -> None:
-    """Tell whether tierd can work here, what stands in its way, and what to do about it."""
+    """Tell whether tierd can work here. What stands in its way, and what to do about it."""
     found = examine(config_path, root)
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in found], indent=2))
@@ -90,7 +90,7 @@ def _finding(finding: Finding) -> str:
 @main.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what completes tierctl's commands in a shell, to be sourced there."""
+    """Print the completion for a shell. It is to be sourced there."""
     complete = get_completion_class(shell)
     assert complete is not None, "click has these three"
     click.echo(complete(main, {}, "tierctl", "_TIERCTL_COMPLETE").source())
