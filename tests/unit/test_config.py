@@ -395,8 +395,16 @@ def test_shipped_file_changes_nothing() -> None:
 def test_shipped_file_names_every_key_with_its_default() -> None:
     content = uncommented()
     read, default = config.parse(content, "f"), Config()
-    assert (read.daemon, read.discover, read.damon, read.policy, read.migrate) == (
+    assert (
+        read.daemon,
+        read.conflicts,
+        read.discover,
+        read.damon,
+        read.policy,
+        read.migrate,
+    ) == (
         default.daemon,
+        default.conflicts,
         default.discover,
         default.damon,
         default.policy,
@@ -413,6 +421,7 @@ def test_shipped_file_names_every_key_with_its_default() -> None:
     ("table", "parts"),
     [
         ("daemon", [config.DaemonConfig]),
+        ("conflicts", [config.ConflictsConfig]),
         ("discover", [config.DiscoverConfig]),
         ("damon", [config.DamonConfig]),
         ("policy", [config.PolicyConfig, Policy]),

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 from guests.damon import Footprint, Slot, cpu_ticks, damon_stat, footprint, foreign_kdamond
 from guests.guest import Completed, Guest
-from guests.tiering import FOLDER, SETTINGS, WITHIN_S, Tierd, counter, start_tierd, until
+from guests.tiering import FOLDER, SETTINGS, WITHIN_S, Tierd, counter, start_tierd, tierd, until
 from guests.topology import flat, slow_node
 from guests.workloads import Hotset, hotset
 
@@ -255,3 +255,18 @@ def test_the_doctor_finds_what_is_there_and_changes_nothing(
         assert {finding["verdict"] for finding in found[subject]} == {"ok"}, found[subject]
     balancing = guest.read("/proc/sys/kernel/numa_balancing").strip() != b"0"
     assert (found["numa_balancing"][0]["verdict"] == "warn") == balancing
+
+
+@pytest.mark.guest(slow_node())
+def test_numa_balancing_is_off_meanwhile_and_put_back(guest: Guest) -> None:
+    path = "/proc/sys/kernel/numa_balancing"
+    before = guest.read(path)
+    settings = RULE + '[conflicts]\nnuma_balancing = "take_over"\n'
+    try:
+        guest.write(path, b"1")
+        with workload(guest) as load, tierd(guest, settings=settings) as running:
+            until(load, running, lambda: watches(running, load))
+            assert guest.read(path) == b"0\n"
+        assert guest.read(path) == b"1\n"
+    finally:
+        guest.write(path, before)

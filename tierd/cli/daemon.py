@@ -17,14 +17,15 @@ import click
 
 from tierd import __version__, config
 from tierd.cli.errors import Commands
-from tierd.config import Config, Mode, Place, TargetConfig
+from tierd.config import Config, Mode, Place, Rival, TargetConfig
 from tierd.config.rules import TABLES
 from tierd.config.show import as_dict, differences
 from tierd.daemon import Daemon
 from tierd.discover.targets import Finder, check_targets
 from tierd.discover.topology import discover
-from tierd.errors import TierdError
+from tierd.errors import Conflict, TierdError
 from tierd.journal import Journal
+from tierd.kernel import numa_balancing
 from tierd.kernel.free import FreeMemory
 from tierd.kernel.proc_events import ProcEvents
 from tierd.kernel.signals import caught_signals
@@ -38,7 +39,7 @@ from tierd.tiers import numa
 log = logging.getLogger("tierd")
 
 RESTART = frozenset(
-    {"daemon.state_dir", "daemon.runtime_dir", "tier"}
+    {"conflicts.numa_balancing", "daemon.state_dir", "daemon.runtime_dir", "tier"}
     | {f"damon.{key}" for key in TABLES["damon"] if key != "cpu_percent"}
 )
 """The keys that a reload cannot change."""
@@ -173,15 +174,17 @@ def _require_same(running: Config, wanted: Config) -> None:
 
 def _set_up(stack: ExitStack, command_line: CommandLine, files: Config) -> Service:
     """Sets up the daemon; the stack takes down what was set up, also where a later step fails."""
-    settings = command_line.on_top_of(files)
-    journal = stack.enter_context(Journal(settings.daemon.state_dir))
+    journal = stack.enter_context(Journal(files.daemon.state_dir))
     _undo(journal)
-    topology = discover(settings.tiers)
+    topology = discover(files.tiers)
     _require_tiers(topology)
-    runtime_dir = settings.daemon.runtime_dir
+    runtime_dir = files.daemon.runtime_dir
     runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
     stack.callback(status.withdraw, runtime_dir)
     stack.callback(_undo, journal)
+    if must_only_observe(files.conflicts.numa_balancing, journal):
+        command_line = replace(command_line, dry_run=True)
+    settings = command_line.on_top_of(files)
     sampler = stack.enter_context(Session(settings.damon, journal))
     free = stack.enter_context(FreeMemory())
     for tier in topology.tiers:
@@ -198,6 +201,32 @@ def _set_up(stack: ExitStack, command_line: CommandLine, files: Config) -> Servi
     )
     service = Service(command_line, files, settings, daemon, sampler, finder, free)
     return service
+
+
+def must_only_observe(wanted: Rival, journal: Journal, root: Path = Path("/")) -> bool:
+    """Does about the kernel's own page placement what is configured, and says so.
+
+    Returns:
+        Whether the placing is left to the kernel.
+
+    Raises:
+        Conflict: it is on, and that is to be refused.
+    """
+    mode = numa_balancing.read_mode(root)
+    if not mode:
+        return False
+    says = f"numa_balancing is {mode}: the kernel {numa_balancing.describe(mode)}"
+    match wanted:
+        case Rival.REFUSE:
+            raise Conflict(says, hint=numa_balancing.TURN_OFF)
+        case Rival.TAKE_OVER:
+            journal.write(root / numa_balancing.PATH, numa_balancing.OFF)
+            log.info("%s; it is off until tierd ends", says)
+        case Rival.OBSERVE:
+            log.warning("%s; tierd only observes", says)
+        case Rival.IGNORE:
+            log.warning("%s, against what tierd decides; %s", says, numa_balancing.TURN_OFF)
+    return wanted is Rival.OBSERVE
 
 
 def _listen(stack: ExitStack) -> ProcEvents | None:

@@ -11,11 +11,11 @@ from enum import StrEnum
 from pathlib import Path
 
 from tierd import config
-from tierd.config import Config
+from tierd.config import Config, Rival
 from tierd.discover.targets import find_targets
 from tierd.discover.topology import discover
 from tierd.errors import TierdError
-from tierd.kernel import process, text, tracepoint
+from tierd.kernel import numa_balancing, process, text, tracepoint
 from tierd.kernel.damon import Admin, Slot
 from tierd.kernel.pages import Pagemap
 from tierd.kernel.proc_events import ProcEvents
@@ -195,17 +195,24 @@ def _process_events(place: Place) -> Iterator[Finding]:
 
 
 def _numa_balancing(place: Place) -> Iterator[Finding]:
-    mode = text.read_int(place.root / "proc/sys/kernel/numa_balancing")
+    mode = numa_balancing.read_mode(place.root)
     if not mode:
         yield Finding(Verdict.OK, "numa_balancing", "off: the kernel moves no pages by itself")
         return
-    doing = "promotes pages itself" if mode & 2 else "moves pages to the CPUs that use them"
-    yield Finding(
-        Verdict.WARN,
-        "numa_balancing",
-        f"is {mode}: the kernel {doing}, against what tierd decides",
-        "sysctl kernel.numa_balancing=0, and in /etc/sysctl.d to keep it",
-    )
+    says = f"is {mode}: the kernel {numa_balancing.describe(mode)}, against what tierd decides"
+    turn_off = numa_balancing.TURN_OFF
+    match place.config.conflicts.numa_balancing:
+        case Rival.TAKE_OVER:
+            yield Finding(Verdict.OK, "numa_balancing", f"is {mode}: tierd turns it off meanwhile")
+        case Rival.REFUSE:
+            yield Finding(
+                Verdict.FAIL,
+                "numa_balancing",
+                f"{says}, and tierd refuses",
+                numa_balancing.TURN_OFF,
+            )
+        case _:
+            yield Finding(Verdict.WARN, "numa_balancing", says, turn_off)
 
 
 def _rivals(place: Place) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from tierd.config.files import (
 )
 from tierd.config.values import (
     Config,
+    ConflictsConfig,
     DaemonConfig,
     DamonConfig,
     DiscoverConfig,
@@ -24,6 +25,7 @@ from tierd.config.values import (
     Mode,
     Place,
     PolicyConfig,
+    Rival,
     TargetConfig,
     TierConfig,
 )
@@ -32,6 +34,7 @@ __all__ = [
     "DEFAULT_PATH",
     "LARGEST_BYTES",
     "Config",
+    "ConflictsConfig",
     "DaemonConfig",
     "DamonConfig",
     "DiscoverConfig",
@@ -39,6 +42,7 @@ __all__ = [
     "Mode",
     "Place",
     "PolicyConfig",
+    "Rival",
     "TargetConfig",
     "TierConfig",
     "drop_ins",

@@ -16,6 +16,7 @@ from tierd.config.lines import Key, find_lines
 from tierd.config.rules import ARRAYS, MARKS_OF_TARGET, NEEDED_OF_TIER, TABLES, Rule
 from tierd.config.values import (
     Config,
+    ConflictsConfig,
     DaemonConfig,
     DamonConfig,
     DiscoverConfig,
@@ -104,6 +105,7 @@ class _Found:
         others = {k: v for k, v in tables["policy"].items() if k not in _PLACEMENT}
         return Config(
             daemon=DaemonConfig(**tables["daemon"]),
+            conflicts=ConflictsConfig(**tables["conflicts"]),
             discover=DiscoverConfig(**tables["discover"]),
             damon=DamonConfig(**tables["damon"]),
             policy=PolicyConfig(placement=Policy(**placement), **others),

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from tierd.config.values import Mode
+from tierd.config.values import Mode, Rival
 from tierd.model import NodeId, TierKind
 
 _COMM_BYTES = 15  # TASK_COMM_LEN less the final NUL
@@ -136,6 +136,7 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
         "state_dir": _PATH,
         "runtime_dir": _PATH,
     },
+    "conflicts": {"numa_balancing": _choice(*Rival)},
     "discover": {
         "min_mib": _number(0, 1_000_000),
         "min_age_s": _number(0, 3600),

@@ -18,6 +18,7 @@ def settings(config: Config) -> dict[Setting, Any]:
     """Returns each key of the tables with its value, as TOML would hold it."""
     parts: dict[str, list[Any]] = {
         "daemon": [config.daemon],
+        "conflicts": [config.conflicts],
         "discover": [config.discover],
         "damon": [config.damon],
         "policy": [config.policy, config.policy.placement],

@@ -20,6 +20,20 @@ class Mode(StrEnum):
         return self is Mode.PLACE
 
 
+class Rival(StrEnum):
+    """What is done about the kernel's own page placement."""
+
+    IGNORE = "ignore"
+    OBSERVE = "observe"
+    REFUSE = "refuse"
+    TAKE_OVER = "take_over"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConflictsConfig:
+    numa_balancing: Rival = Rival.IGNORE
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonConfig:
     interval_s: float = 1.0
@@ -112,6 +126,7 @@ class Place:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     daemon: DaemonConfig = field(default_factory=DaemonConfig)
+    conflicts: ConflictsConfig = field(default_factory=ConflictsConfig)
     discover: DiscoverConfig = field(default_factory=DiscoverConfig)
     damon: DamonConfig = field(default_factory=DamonConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
