@@ -19,7 +19,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tierd.kernel import text, zoneinfo
@@ -49,12 +48,7 @@ class FreeMemory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         while self._files:
             os.close(self._files.popitem()[1])
 

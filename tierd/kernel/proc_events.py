@@ -6,7 +6,6 @@ subscribes, the shim reads: a machine may start thousands of processes a second.
 """
 
 import socket
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -56,12 +55,7 @@ class ProcEvents:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -42,14 +42,6 @@ class Flows:
     def note(self, plan: Plan) -> None:
         self.kept = plan.kept
 
-    @property
-    def promoted_pages(self) -> int:
-        return sum(count for (source, to), count in self.moved.items() if to < source)
-
-    @property
-    def demoted_pages(self) -> int:
-        return sum(count for (source, to), count in self.moved.items() if to > source)
-
 
 @dataclass(slots=True)
 class MoveCost:
