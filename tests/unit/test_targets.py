@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from tierd import config
 from tierd.config import DiscoverConfig, TargetConfig
 from tierd.discover.targets import (
+    SCAN_COST,
     SCAN_REST_S,
     TICKS_PER_S,
     WAIT_S,
@@ -249,6 +250,24 @@ def test_after_a_loss_and_now_and_then_all_are_looked_at(eventful: Eventful) -> 
     put(eventful.root, 61, "worker")
     assert eventful.pids(after_s=SCAN_REST_S - 1) == [50, 60]
     assert eventful.pids(after_s=1) == [50, 60, 61]
+
+
+def test_losses_have_all_looked_at_no_more_often_than_that_is_worth(
+    eventful: Eventful, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scans = 0
+
+    def slow_scan(root: Path) -> tuple[Pid, ...]:
+        nonlocal scans
+        scans += 1
+        eventful.clock.now_s += 0.1
+        return ()
+
+    monkeypatch.setattr(process, "read_pids", slow_scan)
+    for _ in range(30):
+        eventful.events.lost = True
+        eventful.pids(after_s=1)
+    assert 1 <= scans <= 1 + 30 / (0.1 * SCAN_COST)
 
 
 def test_nobody_listens_for_given_pids_alone(tmp_path: Path) -> None:

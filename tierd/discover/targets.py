@@ -99,13 +99,14 @@ class Finder:
         self._limits = limits
         if self._rules and self._events is None:
             self._events = self._listen()
-        self._scan_at_s = float("-inf")
+        self._scan_at_s = self._rested_at_s = float("-inf")
 
     def __call__(self) -> list[Process]:
         """Returns the targets in ascending order of pid."""
         now_s = self._clock_s()
-        any_lost = self._take_events(now_s)
-        if any_lost or now_s >= self._scan_at_s:
+        if self._take_events(now_s):
+            self._scan_at_s = min(self._scan_at_s, self._rested_at_s)
+        if now_s >= self._scan_at_s:
             self._scan(now_s)
         else:
             self._look(now_s)
@@ -132,9 +133,9 @@ class Finder:
         before = self._admitted
         self._admitted = {}
         self._judge(find_targets(self._rules, self._root, self._own), before, now_s)
-        took_s = self._clock_s() - now_s
+        self._rested_at_s = now_s + SCAN_COST * (self._clock_s() - now_s)
         rest_s = 0.0 if self._events is None else SCAN_REST_S
-        self._scan_at_s = now_s + max(rest_s, SCAN_COST * took_s)
+        self._scan_at_s = max(now_s + rest_s, self._rested_at_s)
 
     def _look(self, now_s: float) -> None:
         """Looks at those whose time has come."""

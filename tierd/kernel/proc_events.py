@@ -22,8 +22,8 @@ CHANGED is a fork, an execve(2), another user or another name; ENDED the end of 
 
 CHANGED, ENDED = lib.TIERD_PROC_CHANGED, lib.TIERD_PROC_ENDED
 
-QUEUE_BYTES = 4 << 20
-"""What waits between two rounds: the kernel counts some 700 bytes an event."""
+QUEUE_BYTES = 16 << 20
+"""What may wait to be read: the kernel counts some 700 bytes an event."""
 
 _BATCH = 4096
 _RCVBUFFORCE = 33  # SO_RCVBUFFORCE in asm-generic/socket.h; Python has no name for it
