@@ -5,7 +5,8 @@
     def test_something(guest: Guest) -> None: ...
 
 It runs on the kernel that the mark names (kernel=Kernel.LTS), by default the latest; one marked
-`central` runs on all, and with --kernels=all every test does. One guest is up at a time and serves
+`central` runs on all, and with --kernels=all every test does, but one of what a kernel alone has
+(only=Kernel.LATEST). One guest is up at a time and serves
 all tests of its machine in turn, so what a test changes in it, the test puts back.
 """
 
@@ -78,7 +79,9 @@ def _machines(metafunc: pytest.Metafunc) -> list[Machine]:
     if mark is None:
         raise pytest.UsageError(f"{definition.nodeid} takes a guest, but has no mark `guest`")
     everywhere = metafunc.config.getoption("kernels") == "all"
-    if everywhere or definition.get_closest_marker("central"):
+    if "only" in mark.kwargs:
+        kernels = [mark.kwargs["only"]]
+    elif everywhere or definition.get_closest_marker("central"):
         kernels = list(Kernel)
     else:
         kernels = [mark.kwargs.get("kernel", Kernel.LATEST)]
