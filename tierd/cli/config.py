@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from tierd import config as configuration
-from tierd.cli.errors import Commands, Problems
+from tierd.cli.errors import Commands, Failure
 from tierd.config.schema import schema as json_schema
 from tierd.config.show import as_dict, as_toml, differences
 from tierd.errors import ConfigError, TierdError
@@ -44,7 +44,7 @@ def check(*, config_path: Path | None, as_json: bool) -> None:
             raise
         problems = [asdict(problem) for problem in error.problems]
         click.echo(json.dumps({"files": [*map(str, files)], "problems": problems}, indent=2))
-        raise Problems from None
+        raise click.exceptions.Exit(Failure.exit_code) from None
     if as_json:
         click.echo(json.dumps({"files": [*map(str, files)], "problems": []}, indent=2))
         return
@@ -68,7 +68,7 @@ def show(*, config_path: Path | None, as_json: bool) -> None:
 @json_option
 def diff(*, config_path: Path | None, as_json: bool) -> None:
     """Show what a reload would change. Exits with 3 if anything."""
-    files = configuration.load_or_default(config_path)
+    files = configuration.load(config_path)
     running = published.read(files.daemon.runtime_dir)
     if "config" not in running:
         raise TierdError("the running daemon is older than this tierctl", hint="restart it")

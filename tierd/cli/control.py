@@ -13,7 +13,7 @@ from tierd.cli import status as status_view
 from tierd.cli import topology as topology_view
 from tierd.cli.config import config as config_commands
 from tierd.cli.doctor import Finding, Verdict, examine
-from tierd.cli.errors import Commands
+from tierd.cli.errors import Commands, Failure
 from tierd.discover.topology import discover, read_use
 from tierd.observe import status as published
 
@@ -35,7 +35,7 @@ def main() -> None:
 @click.option("--root", type=click.Path(path_type=Path), default=Path("/"), hidden=True)
 def topology(*, as_json: bool, config_path: Path | None, root: Path) -> None:
     """Show the tiers of memory. With what they are made of, and how full they are."""
-    found = discover(config.load_or_default(config_path).tiers, root)
+    found = discover(config.load(config_path).tiers, root)
     use = read_use(root)
     if as_json:
         click.echo(json.dumps(topology_view.as_json(found, use), indent=2))
@@ -55,7 +55,7 @@ def topology(*, as_json: bool, config_path: Path | None, root: Path) -> None:
 )
 def status(*, as_json: bool, config_path: Path | None) -> None:
     """Show what the daemon does. What it watches, what it has moved, what it has not and why."""
-    found = published.read(config.load_or_default(config_path).daemon.runtime_dir)
+    found = published.read(config.load(config_path).daemon.runtime_dir)
     click.echo(json.dumps(found, indent=2) if as_json else status_view.as_text(found))
 
 
@@ -77,7 +77,7 @@ def doctor(*, as_json: bool, config_path: Path | None, root: Path) -> None:
         for finding in found:
             click.echo(_finding(finding))
     if any(finding.verdict is Verdict.FAIL for finding in found):
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(Failure.exit_code)
 
 
 def _finding(finding: Finding) -> str:

@@ -78,7 +78,7 @@ def run(
         else "tierd: %(message)s",
     )
     command_line = CommandLine(path=config_path, pids=pids, dry_run=dry_run)
-    files = config.load_or_default(config_path)
+    files = config.load(config_path)
     if os.geteuid() != 0:
         raise TierdError(
             "tierd run needs root: DAMON and the memory of other users' processes are root's",
@@ -131,7 +131,7 @@ class Service:
         """Takes over the files as they are now, whole or not at all, and says what has changed."""
         _notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
-            files = config.load_or_default(self.command_line.path)
+            files = config.load(self.command_line.path)
             self._take(self.command_line.on_top_of(files))
         except (TierdError, OSError) as error:
             log.error("not reloaded, all stays as it was: %s", error)

@@ -72,7 +72,7 @@ def examine(
         files: how DAMON's files are reached.
     """
     try:
-        settings = config.load_or_default(config_path)
+        settings = config.load(config_path)
         topology = discover(settings.tiers, root)
     except TierdError as error:
         found = Finding(Verdict.FAIL, "configuration", str(error), error.hint or "mend it")

@@ -25,13 +25,6 @@ class Failure(click.ClickException):
             click.echo(f"{self._command}: hint: {self._hint}", file=file, err=file is None)
 
 
-class Problems(click.exceptions.Exit):
-    """What could not be done was told on stdout already, as JSON."""
-
-    def __init__(self) -> None:
-        super().__init__(Failure.exit_code)
-
-
 class Commands(click.Group):
     """A group whose commands may raise TierdError and OSError."""
 

@@ -11,7 +11,6 @@ from tierd.config.files import (
     drop_ins,
     files,
     load,
-    load_or_default,
     load_with_places,
     parse,
 )
@@ -48,7 +47,6 @@ __all__ = [
     "drop_ins",
     "files",
     "load",
-    "load_or_default",
     "load_with_places",
     "parse",
 ]

@@ -16,17 +16,14 @@ LARGEST_BYTES = 64 << 10
 MOST_DROP_INS = 100
 
 
-def load(path: Path = DEFAULT_PATH) -> Config:
+def load(path: Path | None = None) -> Config:
     """Reads and checks a configuration file and its drop-ins.
+
+    Without a path it is the default one, or the drop-ins alone where that isn't there.
 
     Raises:
         ConfigError: everything that is wrong in them, or why they cannot be read.
     """
-    return load_with_places([path, *drop_ins(path)]).config
-
-
-def load_or_default(path: Path | None) -> Config:
-    """As load(); without a path the default one, or no file at all where that isn't there."""
     return load_with_places(files(path)).config
 
 

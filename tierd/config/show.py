@@ -16,19 +16,10 @@ Setting: TypeAlias = tuple[str, str]
 
 def settings(config: Config) -> dict[Setting, Any]:
     """Returns each key of the tables with its value, as TOML would hold it."""
-    parts: dict[str, list[Any]] = {
-        "daemon": [config.daemon],
-        "conflicts": [config.conflicts],
-        "discover": [config.discover],
-        "damon": [config.damon],
-        "policy": [config.policy, config.policy.placement],
-        "migrate": [config.migrate],
-    }
     return {
-        (table, key): _plain(
-            next(getattr(part, key) for part in parts[table] if key in _keys(part))
-        )
+        (table, key): _plain(next(getattr(part, key) for part in parts if key in _keys(part)))
         for table, rules in TABLES.items()
+        for parts in [_parts(config, table)]
         for key in rules
     }
 
@@ -104,6 +95,12 @@ def _origin(place: Place | None) -> str:
     if place is None:
         return "default"
     return place.file if place.line is None else f"{place.file}:{place.line}"
+
+
+def _parts(config: Config, table: str) -> list[Any]:
+    """Returns what holds a table's keys."""
+    part = getattr(config, table)
+    return [part, part.placement] if table == "policy" else [part]
 
 
 def _keys(part: Any) -> set[str]:

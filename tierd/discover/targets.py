@@ -140,6 +140,8 @@ class Finder:
     def _look(self, now_s: float) -> None:
         """Looks at those whose time has come."""
         due = [pid for pid, at_s in self._look_at_s.items() if at_s <= now_s]
+        if not due:
+            return
         before = {pid: self._admitted.pop(pid) for pid in due if pid in self._admitted}
         for pid in due:
             del self._look_at_s[pid]
