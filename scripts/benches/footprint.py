@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 from guests.boot import boot
+from guests.damon import cpu_ticks
 from guests.guest import REPOSITORY, Guest
 from guests.kernels import Kernel
 from guests.tiering import tierd
@@ -30,6 +31,7 @@ from guests.workloads import hotset
 from benches.figure import Figure
 from tests.unit.replay import BUFFER
 from tierd.errors import TierdError
+from tierd.model import PAGE_BYTES
 from tierd.observe import status
 
 HOLDER = REPOSITORY / ".out" / "benches" / "hold_at"
@@ -175,10 +177,9 @@ def guest_cpu_percent(guest: Guest, pid: int, seconds: float) -> float:
 
 def guest_cpu_s(guest: Guest, pid: int) -> tuple[float, float]:
     """User and system time, and the guest's uptime."""
-    fields = guest.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     uptime_s = float(guest.read("/proc/uptime").split()[0])
-    return (int(fields[11]) + int(fields[12])) / GUEST_TICKS, uptime_s
+    return cpu_ticks(guest, pid) / GUEST_TICKS, uptime_s
 
 
 def guest_resident_mib(guest: Guest, pid: int) -> float:
-    return int(guest.read(f"/proc/{pid}/statm").split()[1]) * 4096 / (1 << 20)
+    return int(guest.read(f"/proc/{pid}/statm").split()[1]) * PAGE_BYTES / (1 << 20)

@@ -4,6 +4,8 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -23,8 +25,12 @@ with caught_signals() as signals:
 """
 
 
-@pytest.mark.parametrize("number", sorted(STOP))
-def test_a_signal_is_waited_for_whichever_thread_it_comes_to(number: signal.Signals) -> None:
+@contextmanager
+def loop() -> Iterator[tuple[subprocess.Popen[str], Callable[[float], None], Callable[[], str]]]:
+    """LOOP in a process, what has it wait for so many seconds, and what reads its next line.
+
+    It ends as it should once its input is closed.
+    """
     with subprocess.Popen(
         [sys.executable, "-c", LOOP],
         stdin=subprocess.PIPE,
@@ -33,39 +39,38 @@ def test_a_signal_is_waited_for_whichever_thread_it_comes_to(number: signal.Sign
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
+        entry = process.stdin
+
+        def ask(seconds: float) -> None:
+            entry.write(f"{seconds}\n")
+            entry.flush()
+
         assert process.stdout.readline() == "waiting False\n"
+        yield process, ask, process.stdout.readline
+        entry.close()
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("number", sorted(STOP))
+def test_a_signal_is_waited_for_whichever_thread_it_comes_to(number: signal.Signals) -> None:
+    with loop() as (process, ask, told):
         process.send_signal(number)
         for _ in range(2):
-            process.stdin.write("60\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == "asked True\n"
+            ask(60)
+            assert told() == "asked True\n"
         process.send_signal(number)
-        process.stdin.close()
-        assert process.wait(60) == 0
 
 
 def test_a_reload_is_asked_for_and_the_wait_goes_on() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", LOOP],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == "waiting False\n"
+    with loop() as (process, ask, told):
         process.send_signal(signal.SIGHUP)
-        process.stdin.write("0.2\n")
-        process.stdin.flush()
-        assert [process.stdout.readline() for _ in range(2)] == ["reload\n", "asked False\n"]
-        process.stdin.write("60\n")
-        process.stdin.flush()
+        ask(0.2)
+        assert [told() for _ in range(2)] == ["reload\n", "asked False\n"]
+        ask(60)
         process.send_signal(signal.SIGHUP)
-        assert process.stdout.readline() == "reload\n"
+        assert told() == "reload\n"
         process.send_signal(signal.SIGTERM)
-        assert process.stdout.readline() == "asked True\n"
-        process.stdin.close()
-        assert process.wait(60) == 0
+        assert told() == "asked True\n"
 
 
 ENDING = """

@@ -9,6 +9,7 @@ import click
 
 from tierd import config as configuration
 from tierd.cli.errors import Commands, Failure
+from tierd.cli.options import config_option, json_option
 from tierd.config.schema import schema as json_schema
 from tierd.config.show import as_dict, as_toml, differences
 from tierd.errors import ConfigError, TierdError
@@ -17,14 +18,6 @@ from tierd.observe import status as published
 DIFFERS = 3
 """The exit status of `diff` where there is something to reload."""
 
-config_option = click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    help=f"This file and its drop-ins; {configuration.DEFAULT_PATH} where it exists.",
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
 
 @click.group(cls=Commands)
 def config() -> None:
@@ -32,8 +25,8 @@ def config() -> None:
 
 
 @config.command()
-@config_option
-@json_option
+@config_option("This file and its drop-ins")
+@json_option()
 def check(*, config_path: Path | None, as_json: bool) -> None:
     """Check the files. Tells everything that is wrong in them."""
     files = configuration.files(config_path)
@@ -52,8 +45,8 @@ def check(*, config_path: Path | None, as_json: bool) -> None:
 
 
 @config.command()
-@config_option
-@json_option
+@config_option("This file and its drop-ins")
+@json_option()
 def show(*, config_path: Path | None, as_json: bool) -> None:
     """Show what holds. Every key, as TOML, with its value and where it was set."""
     loaded = configuration.load_with_places(configuration.files(config_path))
@@ -64,8 +57,8 @@ def show(*, config_path: Path | None, as_json: bool) -> None:
 
 
 @config.command()
-@config_option
-@json_option
+@config_option("This file and its drop-ins")
+@json_option()
 def diff(*, config_path: Path | None, as_json: bool) -> None:
     """Show what a reload would change. Exits with 3 if anything."""
     files = configuration.load(config_path)

@@ -14,6 +14,7 @@ from tierd.cli import topology as topology_view
 from tierd.cli.config import config as config_commands
 from tierd.cli.doctor import Finding, Verdict, examine
 from tierd.cli.errors import Commands, Failure
+from tierd.cli.options import config_option, json_option
 from tierd.discover.topology import discover, read_use
 from tierd.observe import status as published
 
@@ -25,13 +26,8 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, as docs/topology.md tells it.")
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    help=f"Take the tiers from this file; {config.DEFAULT_PATH} where it exists.",
-)
+@json_option("docs/topology.md")
+@config_option("Take the tiers from this file")
 @click.option("--root", type=click.Path(path_type=Path), default=Path("/"), hidden=True)
 def topology(*, as_json: bool, config_path: Path | None, root: Path) -> None:
     """Show the tiers of memory. With what they are made of, and how full they are."""
@@ -46,13 +42,8 @@ def topology(*, as_json: bool, config_path: Path | None, root: Path) -> None:
 
 
 @main.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, as docs/status.md tells it.")
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    help=f"The running daemon's configuration; {config.DEFAULT_PATH} where it exists.",
-)
+@json_option("docs/status.md")
+@config_option("The running daemon's configuration")
 def status(*, as_json: bool, config_path: Path | None) -> None:
     """Show what the daemon does. What it watches, what it has moved, what it has not and why."""
     found = published.read(config.load(config_path).daemon.runtime_dir)
@@ -60,13 +51,8 @@ def status(*, as_json: bool, config_path: Path | None) -> None:
 
 
 @main.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    help=f"The daemon's configuration; {config.DEFAULT_PATH} where it exists.",
-)
+@json_option()
+@config_option("The daemon's configuration")
 @click.option("--root", type=click.Path(path_type=Path), default=Path("/"), hidden=True)
 def doctor(*, as_json: bool, config_path: Path | None, root: Path) -> None:
     """Tell whether tierd can work here. What stands in its way, and what to do about it."""
