@@ -6,8 +6,10 @@
 
 It runs on the kernel that the mark names (kernel=Kernel.LTS), by default the latest; one marked
 `central` runs on all, and with --kernels=all every test does, but one of what a kernel alone has
-(only=Kernel.LATEST). One guest is up at a time and serves
-all tests of its machine in turn, so what a test changes in it, the test puts back.
+(only=Kernel.LATEST). With debian=Debian.LATEST the guest is a bare Debian with systemd.
+
+One guest is up at a time and serves all tests of its machine in turn, so what a test changes in it,
+the test puts back.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from guests.boot import boot
+from guests.debian import Debian
 from guests.errors import GuestLost
 from guests.guest import Guest
 from guests.kernels import Kernel
@@ -26,13 +29,15 @@ from guests.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A topology under a kernel."""
+    """A topology under a kernel, and the Debian on top if it isn't the host's root."""
 
     topology: Topology
     kernel: Kernel
+    debian: Debian | None
 
     def __str__(self) -> str:
-        return f"{self.topology.name}-{self.kernel}"
+        system = "" if self.debian is None else f"-debian{self.debian}"
+        return f"{self.topology.name}-{self.kernel}{system}"
 
 
 @dataclass(slots=True)
@@ -48,7 +53,8 @@ class OneGuest:
         """The guest of that machine, booted if it isn't the one that is up."""
         if self._guest is None or self._machine != machine or not _is_alive(self._guest):
             self.close()
-            self._guest = self._stack.enter_context(boot(machine.topology, machine.kernel))
+            booted = boot(machine.topology, machine.kernel, machine.debian)
+            self._guest = self._stack.enter_context(booted)
             self._machine = machine
             self.boots.append(f"{machine}: up after {self._guest.facts.up_after_s:.0f} s")
         return self._guest
@@ -60,10 +66,12 @@ class OneGuest:
 
 
 ONE_GUEST = pytest.StashKey[OneGuest]()
+SUMMARY = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[ONE_GUEST] = OneGuest()
+    config.stash[SUMMARY] = []
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -85,7 +93,8 @@ def _machines(metafunc: pytest.Metafunc) -> list[Machine]:
         kernels = list(Kernel)
     else:
         kernels = [mark.kwargs.get("kernel", Kernel.LATEST)]
-    return [Machine(topology, kernel) for topology in mark.args for kernel in kernels]
+    debian = mark.kwargs.get("debian")
+    return [Machine(topology, kernel, debian) for topology in mark.args for kernel in kernels]
 
 
 @pytest.hookimpl(trylast=True)
@@ -113,6 +122,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if one_guest.boots:
         terminalreporter.section("guests")
         terminalreporter.write_line("\n".join(one_guest.boots))
+    for line in terminalreporter.config.stash[SUMMARY]:
+        terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def summary(request: pytest.FixtureRequest) -> list[str]:
+    """Lines for the end of the tests' output, where a figure is part of what a test shows."""
+    return request.config.stash[SUMMARY]
 
 
 @pytest.fixture

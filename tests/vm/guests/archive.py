@@ -114,10 +114,15 @@ def _configure(apt: Apt) -> None:
     for name in ("lists/partial", "archives/partial"):
         (folder / name).mkdir(parents=True)
     (folder / "status").touch()
+    (folder / "sources.list").write_text(f"{source(apt.suite)}\n")
+    (folder / "apt.conf").write_text(_configuration(folder))
+
+
+def source(suite: str) -> str:
+    """The line of sources.list(5) for a suite."""
     # The suite's index may be past its date on a mirror that lags; its signature still counts.
     options = f"signed-by={KEYRING} arch=amd64 check-valid-until=no"
-    (folder / "sources.list").write_text(f"deb [{options}] {MIRROR} {apt.suite} main\n")
-    (folder / "apt.conf").write_text(_configuration(folder))
+    return f"deb [{options}] {MIRROR} {suite} main"
 
 
 def _configuration(folder: Path) -> str:
@@ -141,10 +146,10 @@ def _configuration(folder: Path) -> str:
         "Dir::Log": folder,
     }
     own = [f'{key} "{value}";' for key, value in settings.items()]
-    return "\n".join([*_network_settings(), *own, ""])
+    return "\n".join([*network_settings(), *own, ""])
 
 
-def _network_settings() -> list[str]:
+def network_settings() -> list[str]:
     """The host's `Acquire::` settings; the index targets among them are not about the network."""
     dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=True)
     return [

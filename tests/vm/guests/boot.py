@@ -4,6 +4,8 @@
 The guest's root is the host's, read-only over 9p; what it writes there goes to an overlay in the
 guest's memory. It boots straight into agent.py, and ends when that does. The kernel prints to the
 console's log and nowhere else.
+
+A guest may also be a Debian of its own, in which systemd runs the agent; see enter_debian.sh.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import dataclasses
 import logging
 import os
 import queue
+import re
 import shlex
 import socket
 import subprocess
@@ -23,8 +26,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from guests import accelerator, emulators, kernels, topology
+from guests import accelerator, debian, emulators, kernels, topology
 from guests.channel import Channel, ChannelClosed
+from guests.debian import Debian
 from guests.errors import GuestError, GuestLost
 from guests.guest import REPOSITORY, Facts, Guest, why_lost
 from guests.kernels import Kernel
@@ -46,6 +50,12 @@ HIDDEN = ("/dev", "/proc", "/run", "/sys", "/var/cache", "/var/log", "/var/tmp")
 
 KERNEL_OPTIONS = ("loglevel=4", "oops=panic")
 
+ROOT_MOUNT = b"version=9p2000.L,trans=virtio,access=any,msize=524288"
+"""How virtme-ng's initramfs mounts the root over 9p; 9p2000.L is what Linux takes by default."""
+CACHED_ROOT_MOUNT = b"cache=loose,trans=virtio,access=any,msize=524288"
+"""The same, but what was read once is kept, as the host changes nothing meanwhile: twice as fast a
+start for a Python program (Documentation/filesystems/9p.rst)."""
+
 log = logging.getLogger(__name__)
 
 
@@ -57,19 +67,28 @@ class Machine:
     kernel: kernels.Installed
     qemu: Path
     busybox: Path
+    debian: Path | None
+    """A root of its own, None for the host's."""
     kvm: bool
 
 
 @contextmanager
-def boot(topology: Topology, kernel: Kernel = Kernel.LATEST) -> Iterator[Guest]:
+def boot(
+    topology: Topology, kernel: Kernel = Kernel.LATEST, debian: Debian | None = None
+) -> Iterator[Guest]:
     """A guest with that memory under that kernel, set up for use; down when the block ends.
+
+    Args:
+        topology: its memory.
+        kernel: its kernel.
+        debian: what it is, with systemd; None for the host's own root and the agent alone.
 
     Raises:
         GuestLost: it did not come up twice in a row; a boot that hangs is tried once more.
         GuestPanic: its kernel panicked.
         ArchiveError: what it is made of could not be fetched.
     """
-    machine = prepare(topology, kernel)
+    machine = prepare(topology, kernel, debian)
     console = console_log(f"{topology.name}-{machine.kernel.release}")
     try:
         with _up(machine, console) as guest:
@@ -85,7 +104,7 @@ class BootHung(GuestLost):
     """The guest did not come up in time."""
 
 
-def prepare(topology: Topology, kernel: Kernel) -> Machine:
+def prepare(topology: Topology, kernel: Kernel, wanted: Debian | None = None) -> Machine:
     """Fetches what is missing, and finds out about KVM."""
     _check_visible(REPOSITORY, "the repository")
     machine = Machine(
@@ -93,6 +112,7 @@ def prepare(topology: Topology, kernel: Kernel) -> Machine:
         kernel=kernels.fetch(kernel),
         qemu=emulators.fetch(topology.emulator),
         busybox=emulators.fetch_busybox(),
+        debian=None if wanted is None else debian.fetch(wanted),
         kvm=False,
     )
     _check_visible(machine.kernel.image, "the cache (see $TIERD_CACHE)")
@@ -120,7 +140,7 @@ def _up(machine: Machine, console: Path) -> Iterator[Guest]:
 
 
 def _boots_on_kvm(machine: Machine) -> bool:
-    probe = dataclasses.replace(machine, topology=topology.flat(), kvm=True)
+    probe = dataclasses.replace(machine, topology=topology.flat(), debian=None, kvm=True)
     console = console_log("kvm-probe")
     with _emulating(probe, console) as (emulator, channel):
         try:
@@ -182,6 +202,7 @@ def _start(command: list[str], descriptor: int, console: Path) -> subprocess.Pop
 
 def _command(machine: Machine, scratch: Path, descriptor: int) -> list[str]:
     """QEMU's command line, as virtme-ng would run it."""
+    initramfs = scratch / "initramfs"
     virtme: list[str | Path] = [
         _beside_python("virtme-run"),
         *("--kimg", machine.kernel.image, "--mods", "auto"),
@@ -191,7 +212,7 @@ def _command(machine: Machine, scratch: Path, descriptor: int) -> list[str]:
         *(f"--overlay-rwdir={folder}" for folder in _overlays()),
         *(f"--kopt={option}" for option in KERNEL_OPTIONS),
         *("--script-sh", _agent_command()),
-        *("--save-initramfs", scratch / "initramfs"),
+        *("--save-initramfs", initramfs),
         *("--dry-run", "--show-command"),
     ]
     shown = subprocess.run(
@@ -204,8 +225,13 @@ def _command(machine: Machine, scratch: Path, descriptor: int) -> list[str]:
     )
     if shown.returncode != 0:
         raise GuestError(f"virtme-run: {shown.stderr or shown.stdout}")
+    _cache_root(initramfs)
+    command = shlex.split(shown.stdout.splitlines()[-1])
+    if machine.debian is not None:
+        append = command.index("-append") + 1
+        command[append] = _into_debian(command[append], machine.debian, machine.kernel)
     return [
-        *shlex.split(shown.stdout.splitlines()[-1]),
+        *command,
         *accelerator.arguments(kvm=machine.kvm),
         *("-chardev", f"socket,id=agent,fd={descriptor}"),
         *("-device", "virtio-serial-pci"),
@@ -213,6 +239,33 @@ def _command(machine: Machine, scratch: Path, descriptor: int) -> list[str]:
         # Last, as QEMU would plug later devices into a CXL host bridge.
         *machine.topology.arguments(),
     ]
+
+
+def _cache_root(initramfs: Path) -> None:
+    """Changes the mount's options where they stand; the archive around them keeps its lengths."""
+    content = initramfs.read_bytes()
+    if content.count(ROOT_MOUNT) != 1:
+        raise GuestError(f"virtme-run: its initramfs does not mount the root with {ROOT_MOUNT!r}")
+    cached = CACHED_ROOT_MOUNT.ljust(len(ROOT_MOUNT))
+    initramfs.write_bytes(content.replace(ROOT_MOUNT, cached))
+
+
+DEBIAN_OPTIONS = (
+    "systemd.unit=agent.service",
+    # Nothing of a first boot, and no caches rebuilt.
+    "systemd.machine_id=74696572640000000000000000000000",
+    "systemd.condition-needs-update=no",
+)
+
+
+def _into_debian(options: str, tree: Path, kernel: kernels.Installed) -> str:
+    """The kernel's options, with systemd in that tree in place of virtme-ng's init."""
+    enter = Path(__file__).with_name("enter_debian.sh")
+    init = f"init={enter} -- {tree} {REPOSITORY} {kernel.modules} {PORT}"
+    others, found = re.subn(r"(^| )init=\S+$", "", options)
+    if not found:
+        raise GuestError(f"virtme-run: no init= at the end of {options!r}")
+    return " ".join([others, *DEBIAN_OPTIONS, init])
 
 
 def _agent_command() -> str:
@@ -249,8 +302,9 @@ def _check_visible(path: Path, what: str) -> None:
 def _set_up(guest: Guest, machine: Machine) -> Facts:
     """Lets provision.py bring the memory online in the guest, and takes its report."""
     script = Path(__file__).with_name("provision.py")
+    python = _python() if machine.debian is None else "/usr/bin/python3"
     done = guest.run(
-        [_python(), "-S", "-E", script, *machine.topology.provisioning()], timeout=SETUP_TIMEOUT_S
+        [python, "-S", "-E", script, *machine.topology.provisioning()], timeout=SETUP_TIMEOUT_S
     )
     release, fast, slow = done.stdout.splitlines()
     return Facts(

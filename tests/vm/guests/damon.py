@@ -52,7 +52,8 @@ grep -c -h '^kdamond' /proc/[0-9]*/comm 2>/dev/null | grep -c 1
 test -e /run/tierd-test/run/status.json && echo yes || echo no
 for slot in $(seq 0 $(($(cat {KDAMONDS}/nr_kdamonds) - 1))); do
     target=$(cat {KDAMONDS}/$slot/contexts/0/targets/0/pid_target 2>/dev/null)
-    echo $(cat {KDAMONDS}/$slot/pid) ${{target:--1}}
+    kdamond=$(cat {KDAMONDS}/$slot/pid 2>/dev/null)
+    echo ${{kdamond:--1}} ${{target:--1}}
 done
 """
 

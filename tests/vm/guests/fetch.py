@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import sys
 
-from guests import emulators, kernels
+from guests import debian, emulators, kernels, wheels
+from guests.debian import Debian
 from guests.errors import ArchiveError
 from guests.kernels import Kernel
 from guests.topology import Emulator
@@ -19,6 +20,8 @@ def main() -> None:
         for emulator in Emulator:
             emulators.fetch(emulator)
         emulators.fetch_busybox()
+        debian.fetch(Debian.LATEST)
+        wheels.fetch(Debian.LATEST)
     except ArchiveError as error:
         sys.exit(f"guests: {error}")
 

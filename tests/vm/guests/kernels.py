@@ -39,6 +39,8 @@ class Installed:
 
     release: str
     image: Path
+    modules: Path
+    """The folder that has them, by release."""
 
 
 def fetch(kernel: Kernel) -> Installed:
@@ -46,7 +48,7 @@ def fetch(kernel: Kernel) -> Installed:
     tree = cache.tree(f"kernel-{kernel}", lambda folder: _build(kernel, folder))
     (modules,) = (tree / "usr/lib/modules").iterdir()
     (image,) = [*tree.glob("boot/vmlinuz-*"), *modules.glob("vmlinuz")]
-    return Installed(modules.name, image)
+    return Installed(modules.name, image, modules.parent)
 
 
 def _build(kernel: Kernel, folder: Path) -> str:

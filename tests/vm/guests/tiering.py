@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -60,13 +60,15 @@ class Tierd:
 
 
 @contextmanager
-def tierd(guest: Guest, *options: str, settings: str = "") -> Iterator[Tierd]:
-    """Runs tierd with SETTINGS and more of them.
+def tierd(
+    guest: Guest, *options: str, settings: str = "", cgroup: str | None = None
+) -> Iterator[Tierd]:
+    """Runs tierd with SETTINGS and more of them, in a cgroup if one is given.
 
     Raises:
         CommandFailed: it ended with another exit status than 0.
     """
-    process = start_tierd(guest, *options, settings=settings)
+    process = start_tierd(guest, *options, settings=settings, cgroup=cgroup)
     running = Tierd(guest, process)
     try:
         yield running
@@ -76,11 +78,20 @@ def tierd(guest: Guest, *options: str, settings: str = "") -> Iterator[Tierd]:
         raise CommandFailed(f"tierd ended with {done.rc}: {done.stderr}")
 
 
-def start_tierd(guest: Guest, *options: str, settings: str = "") -> Process:
+def start_tierd(
+    guest: Guest, *options: str, settings: str = "", cgroup: str | None = None
+) -> Process:
     """Starts tierd and leaves its end to the caller."""
     guest.run(["mkdir", "-p", FOLDER])
     guest.write(f"{FOLDER}/tierd.toml", (SETTINGS + settings).encode())
-    return guest.start(["tierd", "run", "--config", f"{FOLDER}/tierd.toml", *options])
+    command = ["tierd", "run", "--config", f"{FOLDER}/tierd.toml", *options]
+    return guest.start(command if cgroup is None else within(cgroup, command))
+
+
+def within(cgroup: str, command: Sequence[str]) -> list[str]:
+    """A command that runs in a cgroup, all that it reads and maps accounted to it."""
+    enter = 'echo $$ > "/sys/fs/cgroup/$0/cgroup.procs" && exec "$@"'
+    return ["sh", "-c", enter, cgroup, *command]
 
 
 def until(load: Hotset, running: Tierd, holds: Callable[[], bool]) -> None:

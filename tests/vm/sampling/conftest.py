@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of sampling that run inside a guest; tests/vm/test_sample.py starts them there."""
+"""Tests of sampling that run inside a guest; tests/vm/test_inside.py starts them there."""
 
 import os
 
