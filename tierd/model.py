@@ -146,6 +146,10 @@ class Topology:
     dax_devices: tuple[DaxDevice, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    def names(self) -> Mapping[Rank, str]:
+        """Returns the tiers' names."""
+        return {tier.rank: tier.name for tier in self.tiers}
+
     def rank_of_node(self) -> NDArray[np.int8]:
         """Returns a lookup table from node id to rank, -1 where a node is in no tier."""
         table = np.full(max((n.id for n in self.nodes), default=0) + 1, -1, np.int8)
@@ -198,6 +202,11 @@ PIECE = np.dtype(
         ("probed_s", "f8"),  # when residence was last looked at, -inf for never
         ("held_until_s", "f8"),  # moved or refused lately: not to be moved before this instant
         ("refusals", "u2"),  # refused moves in a row
+        ("moved_s", "f8"),  # when it was moved last, -inf for never
+        ("rose", "i1"),  # 1 where that move was up, -1 down, 0 where it is long ago
+        ("owed", "f4"),  # accesses per byte that a move up and one down have still to win back
+        ("swings", "u1"),  # how often in a row it was soon moved down still owing
+        ("kept", "u1"),  # why the last plan left hot bytes of it, KEPT_CODE; 0 where it did not
     ]
 )
 """A range of a target whose heat, place and history are alike: the unit that decide works on."""
@@ -215,6 +224,8 @@ class Policy:
     dwell_s: float = 5.0
     retry_s: float = 10.0
     retry_most_s: float = 600.0
+    regret_percent: float = 50.0
+    stall_percent: float = 10.0
     latency_gap_ns: float = 100.0
     move_cost_ns: float = 4000.0
 
@@ -236,12 +247,15 @@ MOVE = np.dtype(
 class Target:
     """A process and its pieces (dtype PIECE), sorted and disjoint.
 
-    `ceiling` is the heat above which its samples cannot tell pieces apart.
+    `ceiling` is the heat above which its samples cannot tell pieces apart. A `pinned` one counts as
+    hotter than all others, and makes way for nobody. Of one that `rests` nothing is moved up.
     """
 
     pid: Pid
     pieces: NDArray[np.void]
     ceiling: float
+    pinned: bool = False
+    rests: bool = False
 
 
 class Kept(StrEnum):
@@ -250,18 +264,28 @@ class Kept(StrEnum):
     NO_ROOM = "no room, and nothing colder to make way"
     BUDGET = "the round's budget is spent"
     HELD = "moved or refused lately"
+    SWINGS = "moved up and down again for nothing"
+    RESTS = "moves of its process did not pay, and it rests"
+
+
+KEPT_CODE: Mapping[Kept, int] = {why: code for code, why in enumerate(Kept, 1)}
+"""How a piece says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Moves in the order they are to be made (dtype MOVE), demotions before the promotions.
 
-    `kept` counts the hot bytes that stay in a slower tier, by reason.
+    `gaps_ns` is what an access to each tier but the fastest costs more than one a tier up. `kept`
+    counts the hot bytes that stay in a slower tier, by reason; `kept_codes` has the reason of each
+    piece of each target, one target after the other.
     """
 
     pids: tuple[Pid, ...]
     moves: NDArray[np.void]
+    gaps_ns: tuple[float, ...] = ()
     kept: Mapping[Kept, int] = field(default_factory=dict)
+    kept_codes: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
 
 
 class Outcome(IntEnum):
@@ -281,6 +305,7 @@ class Outcome(IntEnum):
     GONE = 11  # the process has exited
     LATER = 12  # the round's budget of bytes or time was spent
     FAILED = 13  # any other errno
+    OFFLINE = 14  # the destination has no memory any more
 
     @property
     def is_refusal(self) -> bool:

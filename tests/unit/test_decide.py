@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.unit.world import AGGREGATION_S, BASE, World, mapped, snapshot, window
+from tierd.decide.explain import REASONS, Why, explain
 from tierd.decide.heat import coalesce, fold, overlay, rates, score
 from tierd.decide.placement import plan, worthwhile
 from tierd.decide.settle import settle
 from tierd.model import (
+    KEPT_CODE,
     PAGE_BYTES,
     PIECE,
     Kept,
@@ -39,7 +41,7 @@ def pieces(*rows: tuple[int, int, float, Sequence[float]], base: int = BASE) -> 
         piece["end"] = base + (first + count) * PAGE_BYTES
         piece["short"] = piece["long"] = heat
         piece["resident"][: len(shares)] = shares
-        piece["held_until_s"] = -np.inf
+        piece["held_until_s"] = piece["moved_s"] = -np.inf
     return made
 
 
@@ -159,6 +161,7 @@ def test_hottest_bytes_take_the_room_first() -> None:
     assert ((made.moves["start"] - BASE) // PAGE_BYTES).tolist() == [100, 200]
     assert (made.moves["bytes"] // PAGE_BYTES).tolist() == [100, 50]
     assert made.kept == {Kept.NO_ROOM: 150 * PAGE_BYTES}
+    assert made.kept_codes.tolist() == [KEPT_CODE[Kept.NO_ROOM], 0, KEPT_CODE[Kept.NO_ROOM]]
 
 
 def test_demotions_come_before_the_promotions_that_need_their_room() -> None:
@@ -170,6 +173,24 @@ def test_demotions_come_before_the_promotions_that_need_their_room() -> None:
 def test_cold_bytes_stay_where_nobody_needs_the_room() -> None:
     made = decide(pieces((0, 100, 0, [1]), (100, 60, HOT, [0, 1])), rooms(60, 1000))
     assert pages_moved(made, 0, 1) == 0
+
+
+def test_each_piece_is_explained() -> None:
+    made = pieces(
+        *((0, 100, HOT, [1]), (100, 100, 0, [0, 1]), (200, 100, HOT, [0, 1])),
+        *((300, 100, 2 * HOT, [0, 1]), (400, 100, HOT, [0, 1]), (500, 100, HOT, [])),
+    )
+    made["probed_s"][-1] = -np.inf
+    made["held_until_s"][4] = 9.0
+    made["kept"] = decide(made, rooms(100, 1000), now_s=5).kept_codes
+    assert [REASONS[why] for why in explain(made, np.inf, POLICY)] == [
+        Why.FASTEST,
+        Why.COLD,
+        Kept.NO_ROOM,
+        Why.RISING,
+        Kept.HELD,
+        Why.UNSEEN,
+    ]
 
 
 def test_near_equals_do_not_swap_places() -> None:
@@ -206,6 +227,28 @@ def test_held_pieces_neither_move_nor_make_way() -> None:
     assert not len(refused.moves)
     assert refused.kept == {Kept.HELD: 100 * PAGE_BYTES}
     assert pages_moved(decide(made, rooms(0, 1000), now_s=10), 1, 0) == 100
+
+
+def test_what_rests_makes_way_and_does_not_rise() -> None:
+    resting = Target(
+        pid=Pid(1), pieces=pieces((0, 9, 0, [1]), (9, 9, HOT, [0, 1])), ceiling=np.inf, rests=True
+    )
+    other = Target(pid=Pid(2), pieces=pieces((0, 9, HOT, [0, 1])), ceiling=np.inf)
+    made = plan([resting, other], rooms(0, 99), POLICY, now_s=0, budget_bytes=1 << 30)
+    assert made.moves[["target", "destination"]].tolist() == [(0, 1), (1, 0)]
+    assert made.kept == {Kept.RESTS: 9 * PAGE_BYTES}
+    held_up = plan(
+        [replace(resting, pinned=True)], rooms(9, 99), POLICY, now_s=0, budget_bytes=1 << 30
+    )
+    assert pages_moved(held_up, 1, 0) == 9, "who pinned it knows better"
+
+
+@pytest.mark.parametrize(("promotable", "pages"), [(0, 0), (0.5, 25), (1, 50)])
+def test_a_share_of_the_budget_may_be_kept_from_moves_up(promotable: float, pages: int) -> None:
+    target = Target(pid=Pid(1), pieces=pieces((0, 100, HOT, [0, 1])), ceiling=np.inf)
+    room, budget = rooms(500, 0), 50 * PAGE_BYTES
+    made = plan([target], room, POLICY, now_s=0, budget_bytes=budget, promotable=promotable)
+    assert pages_moved(made, 1, 0) == pages
 
 
 def test_headroom_is_restored_from_cold_bytes_only() -> None:
@@ -321,6 +364,56 @@ def test_refusals_are_tried_again_ever_more_rarely() -> None:
     assert max(waits) == POLICY.retry_most_s
 
 
+def swing(made: NDArray[np.void], *, now_s: float) -> NDArray[np.void]:
+    """Up if it lies below, else down since it is cold now and the tier too full."""
+    below = bool(made["resident"][0, 1] > 0)
+    made["short"] = made["long"] = HOT if below else 0
+    room = rooms(500, 0) if below else rooms(0, 500, headroom_pages=500)
+    chosen = decide(made, room, now_s=now_s)
+    assert pages_moved(chosen, *((1, 0) if below else (0, 1))) == 100
+    counts = report(chosen, {Outcome.MOVED: 100}, reached=[100])
+    return settle(made, counts, 0, POLICY, now_s=now_s)
+
+
+def test_what_swings_back_rests_ever_longer() -> None:
+    made, now_s, rests = pieces((0, 100, HOT, [0, 1])), 0.0, []
+    for _ in range(20):
+        made = swing(made, now_s=now_s)
+        rests.append(float(made["held_until_s"][0]) - now_s)
+        now_s = float(made["held_until_s"][0])
+    assert rests[:8] == [POLICY.dwell_s, 10, POLICY.dwell_s, 20, POLICY.dwell_s, 40, 5, 80]
+    assert max(rests) == POLICY.retry_most_s
+    made["short"] = made["long"] = HOT
+    assert decide(made, rooms(500, 500), now_s=now_s - 1).kept == {Kept.SWINGS: 100 * PAGE_BYTES}
+
+
+@pytest.mark.parametrize(("seen", "swings"), [(6, 0), (1, 1)])
+def test_what_has_won_back_its_moves_may_come_again(seen: int, swings: int) -> None:
+    """Both moves cost 80 accesses; 5 seconds of 18 or 3 accesses each are seen."""
+    made, now_s = swing(pieces((0, 100, HOT, [0, 1])), now_s=0), 0.0
+    while now_s < POLICY.dwell_s:
+        now_s += AGGREGATION_S
+        made = fold(made, snapshot([0, 100], [seen], now_s), mapped(100), POLICY)
+    assert swing(made, now_s=now_s)["swings"].tolist() == [swings]
+
+
+def test_a_move_the_same_way_is_no_swing() -> None:
+    made = pieces((0, 100, HOT, [0, 0, 1]))
+    for now_s, free in ((0.0, (0, 500, 0)), (POLICY.dwell_s, (500, 0, 0))):
+        chosen = decide(made, rooms(*free), now_s=now_s)
+        counts = report(chosen, {Outcome.MOVED: 100}, reached=[100])
+        made = settle(made, counts, 0, POLICY, now_s=now_s)
+    assert (made["resident"][0, 0], made["rose"][0], made["swings"][0]) == (1, 1, 0)
+
+
+@pytest.mark.parametrize(("stays_s", "swings"), [(POLICY.horizon_s - 1, 1), (POLICY.horizon_s, 0)])
+def test_what_stayed_for_a_horizon_has_not_swung(stays_s: float, swings: int) -> None:
+    made = swing(pieces((0, 100, HOT, [0, 1])), now_s=0)
+    back_s = POLICY.dwell_s + stays_s + AGGREGATION_S
+    made = fold(made, snapshot([0, 100], [0], back_s), mapped(100), POLICY)
+    assert swing(made, now_s=back_s)["swings"].tolist() == [swings]
+
+
 def test_another_targets_moves_are_left_out() -> None:
     before = pieces((0, 100, HOT, [0, 1]))
     made = decide(before, rooms(500, 0))
@@ -351,6 +444,24 @@ def test_a_steady_hot_set_converges_and_then_nothing_moves(
         world.round()
     at_the_edges = 64  # regions are cut up to four pages off, and now and then much wider
     assert world.moved_pages - settled <= 0.01 * length + at_the_edges
+
+
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 1 << 16), period_s=st.floats(8, 20))
+def test_to_and_fro_that_does_not_pay_comes_to_rest(seed: int, period_s: float) -> None:
+    """Two sets are lukewarm in turn, too briefly to win back a move, in a tier for one of them."""
+    pages, length, minute = 2048, 512, round(60 / AGGREGATION_S)
+    world = World(np.zeros(pages), np.ones(pages, int), [600, 8192], seed)
+    by_minute = []
+    for _ in range(8):
+        before = world.moved_pages
+        for _ in range(minute):
+            start = 1024 * (int(world.now_s // period_s) % 2)
+            world.rate = window(pages, start, length, hot=6, rest=0.05)
+            world.round()
+        by_minute.append(world.moved_pages - before)
+    following = 2 * length * 60 / period_s
+    assert np.mean(by_minute[4:]) <= 0.1 * following, by_minute
 
 
 @settings(max_examples=10, deadline=None)

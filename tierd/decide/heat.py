@@ -10,6 +10,7 @@ alike are joined again. Evidence of any grain fits in: a region of one page cuts
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,6 +86,8 @@ def fold(
     for name, time_constant_s in (("short", policy.short_s), ("long", policy.long_s)):
         weight = -math.expm1(-accesses.aggregation_s / time_constant_s)
         parts[name] += np.float32(weight) * (rate - parts[name])
+    parts["owed"] = np.maximum(parts["owed"] - rate * np.float32(accesses.aggregation_s), 0)
+    _forget_moves(parts, accesses.at_s, policy)
     return coalesce(
         parts, accesses.at_s, most=max(PIECES_AT_LEAST, PIECES_PER_REGION * len(regions))
     )
@@ -127,12 +130,38 @@ def _parts(
     piece_at: NDArray[np.intp],
 ) -> NDArray[np.void]:
     """Returns pieces cut to [start, end); a part that no piece covers knows nothing yet."""
-    unknown = np.zeros(1, PIECE)
-    unknown["probed_s"] = unknown["held_until_s"] = -np.inf
+    if piece_at.min(initial=0) < 0:
+        unknown = np.zeros(1, PIECE)
+        for name in ("probed_s", "held_until_s", "moved_s"):
+            unknown[name] = -np.inf
+        pieces = concatenate([pieces, unknown])
     # Index -1, of parts that no piece covers, takes the last row.
-    parts = np.concatenate([pieces, unknown]).take(piece_at, mode="wrap")
+    parts = pieces.take(piece_at, mode="wrap")
     parts["start"], parts["end"] = start, end
     return parts
+
+
+def concatenate(arrays: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
+    """Returns pieces after each other, by whole rows: field by field takes ten times as long.
+
+    One array alone is returned as it is.
+    """
+    if len(arrays) == 1:
+        return arrays[0]
+    row = np.dtype(f"V{PIECE.itemsize}")
+    return np.concatenate([array.view(row) for array in arrays]).view(PIECE)
+
+
+def _forget_moves(pieces: NDArray[np.void], now_s: float, policy: Policy) -> None:
+    """Forgets the last move of what has been free to move again for a horizon; its swings later."""
+    moved = np.flatnonzero(pieces["rose"] | pieces["swings"])
+    free_s = now_s - pieces["held_until_s"][moved]
+    for name, most_s in (
+        ("rose", policy.horizon_s),
+        ("owed", policy.horizon_s),
+        ("swings", policy.retry_most_s),
+    ):
+        pieces[name][moved[free_s > most_s]] = 0
 
 
 def coalesce(pieces: NDArray[np.void], now_s: float, *, most: int) -> NDArray[np.void]:
@@ -152,7 +181,8 @@ def coalesce(pieces: NDArray[np.void], now_s: float, *, most: int) -> NDArray[np
 def _join(pieces: NDArray[np.void], now_s: float, bins_per_octave: float) -> NDArray[np.void]:
     if len(pieces) < 2:
         return pieces
-    likeness = _likeness(pieces, now_s, bins_per_octave)
+    tiers = _used_tiers(pieces)
+    likeness = _likeness(pieces, tiers, now_s, bins_per_octave)
     touch = pieces["end"][:-1] == pieces["start"][1:]
     first = np.flatnonzero(np.r_[True, ~touch | (likeness[1:] != likeness[:-1])])
     if len(first) == len(pieces):
@@ -162,9 +192,9 @@ def _join(pieces: NDArray[np.void], now_s: float, bins_per_octave: float) -> NDA
     joined["end"] = pieces["end"][last]
     weight = (pieces["end"] - pieces["start"]).astype(np.float64)
     total = np.add.reduceat(weight, first)
-    for name in ("short", "long"):
+    for name in ("short", "long", "owed"):
         joined[name] = np.add.reduceat(pieces[name] * weight, first) / total
-    for tier in _used_tiers(pieces):
+    for tier in tiers:
         share = pieces["resident"][:, tier]
         joined["resident"][:, tier] = np.add.reduceat(share * weight, first) / total
     joined["probed_s"] = np.minimum.reduceat(pieces["probed_s"], first)
@@ -172,18 +202,22 @@ def _join(pieces: NDArray[np.void], now_s: float, bins_per_octave: float) -> NDA
     return joined
 
 
-def _likeness(pieces: NDArray[np.void], now_s: float, bins_per_octave: float) -> NDArray[np.int64]:
+def _likeness(
+    pieces: NDArray[np.void], tiers: Sequence[int], now_s: float, bins_per_octave: float
+) -> NDArray[np.int64]:
     """Returns one number a piece, equal for pieces that may be joined."""
     per_page_s = np.maximum(score(pieces) * PAGE_BYTES, COLD_PER_PAGE_S)
     heat = np.floor(np.log2(per_page_s / COLD_PER_PAGE_S) * bins_per_octave).astype(np.int64)
     place = np.zeros(len(pieces), np.int64)
-    for tier in _used_tiers(pieces):
+    for tier in tiers:
         share = pieces["resident"][:, tier]
         place = 3 * place + (share > 0.02) + (share > 0.98)
     held = pieces["held_until_s"] > now_s
     probed = np.isfinite(pieces["probed_s"])
-    history = np.minimum(pieces["refusals"], 15) * 4 + held * 2 + probed
-    return np.asarray((heat * 3**MAX_TIERS + place) * 64 + history, np.int64)
+    # Refusals and swings are 0 to 15.
+    moves = (pieces["swings"] * 3 + pieces["rose"] + 1) * 2 + (pieces["owed"] > 0)
+    history = ((pieces["refusals"] * 2 + held) * 2 + probed) * 96 + moves
+    return np.asarray((heat * 3**MAX_TIERS + place) * (64 * 96) + history, np.int64)
 
 
 def _used_tiers(pieces: NDArray[np.void]) -> list[int]:

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.decide.heat import assured, score
+from tierd.decide.heat import assured, concatenate, score
 from tierd.model import (
+    KEPT_CODE,
     MOVE,
     PAGE_BYTES,
     Kept,
@@ -66,6 +67,7 @@ def plan(
     *,
     now_s: float,
     budget_bytes: int,
+    promotable: float = 1.0,
 ) -> Plan:
     """Returns the moves worth making now.
 
@@ -75,19 +77,37 @@ def plan(
         policy: margins and costs; `move_cost_ns` is what moving a page was found to cost.
         now_s: the instant that `held_until_s` is compared with.
         budget_bytes: at most so many bytes are moved, both directions together.
+        promotable: share of the budget that may be used to move up.
     """
-    pieces = np.concatenate([target.pieces for target in targets]) if targets else None
-    if pieces is None or not len(pieces) or len(rooms) < 2:
-        return Plan(pids=tuple(t.pid for t in targets), moves=np.zeros(0, MOVE))
-    owner = np.repeat(np.arange(len(targets)), [len(t.pieces) for t in targets])
-    ceiling = np.repeat([t.ceiling for t in targets], [len(t.pieces) for t in targets])
-    step = _Steps(pieces, ceiling, rooms, policy, now_s, float(budget_bytes))
+    lengths = [len(t.pieces) for t in targets]
+    if not sum(lengths) or len(rooms) < 2:
+        return Plan(
+            pids=tuple(target.pid for target in targets),
+            moves=np.zeros(0, MOVE),
+            kept_codes=np.zeros(sum(lengths), np.uint8),
+        )
+    pieces = concatenate([target.pieces for target in targets])
+    owner = np.repeat(np.arange(len(targets)), lengths)
+    ceiling = np.repeat([t.ceiling for t in targets], lengths)
+    step = _Steps(
+        pieces=pieces,
+        ceiling=ceiling,
+        pinned=np.repeat([t.pinned for t in targets], lengths),
+        rests=np.repeat([t.rests for t in targets], lengths),
+        rooms=rooms,
+        policy=policy,
+        now_s=now_s,
+        budget_bytes=float(budget_bytes),
+        rising_bytes=budget_bytes * promotable,
+    )
     for rank in range(len(rooms) - 1):
         step.fill(rank)
     return Plan(
         pids=tuple(target.pid for target in targets),
         moves=_moves(pieces, owner, step.demotions[::-1] + step.promotions),
+        gaps_ns=tuple(map(step.gap_ns, range(len(rooms) - 1))),
         kept={why: int(size) for why, size in step.kept.items() if size >= PAGE_BYTES},
+        kept_codes=step.kept_codes,
     )
 
 
@@ -98,8 +118,17 @@ def worthwhile(policy: Policy, gap_ns: float) -> float:
 
 def is_hot(pieces: NDArray[np.void], ceiling: float, policy: Policy) -> NDArray[np.bool_]:
     """Tells the pieces worth a move to a tier that is faster by the configured gap."""
-    least = min(worthwhile(policy, policy.latency_gap_ns), NEAR_CEILING * ceiling)
-    return np.asarray(assured(pieces, policy) >= least, np.bool_)
+    return np.asarray(assured(pieces, policy) >= hot_from(ceiling, policy), np.bool_)
+
+
+def hot_from(ceiling: float, policy: Policy) -> float:
+    """Returns the heat from which memory is worth a move up by the configured gap.
+
+    Args:
+        ceiling: the heat above which samples cannot tell memory apart.
+        policy: what a move costs, and has to win back.
+    """
+    return min(worthwhile(policy, policy.latency_gap_ns), NEAR_CEILING * ceiling)
 
 
 class _Steps:
@@ -107,26 +136,34 @@ class _Steps:
 
     def __init__(
         self,
+        *,
         pieces: NDArray[np.void],
         ceiling: Floats,
+        pinned: NDArray[np.bool_],
+        rests: NDArray[np.bool_],
         rooms: Sequence[TierRoom],
         policy: Policy,
         now_s: float,
         budget_bytes: float,
+        rising_bytes: float,
     ) -> None:
         length = (pieces["end"] - pieces["start"]).astype(np.float64)
         self.bytes = length[:, None] * pieces["resident"][:, : len(rooms)]
-        self.heat = score(pieces).astype(np.float64)
-        self.assured = assured(pieces, policy).astype(np.float64)
+        self.heat = np.where(pinned, np.inf, score(pieces))
+        self.assured = np.where(pinned, np.inf, assured(pieces, policy))
         self.ceiling = ceiling
+        self.pinned = pinned
+        self.rests = rests & ~pinned
         self.held = pieces["held_until_s"] > now_s
+        self.swings = pieces["swings"] > 0
         self.rooms = rooms
         self.free = np.array([float(room.free_bytes - room.headroom_bytes) for room in rooms])
         self.policy = policy
-        self.budget_bytes = budget_bytes
+        self.budget_bytes, self.rising_bytes = budget_bytes, rising_bytes
         self.promotions: list[_Batch] = []
         self.demotions: list[_Batch] = []
         self.kept = dict.fromkeys(Kept, 0.0)
+        self.kept_codes = np.zeros(len(pieces), np.uint8)
 
     def fill(self, rank: int) -> None:
         """Plans the moves between tier `rank` and those below it."""
@@ -142,14 +179,15 @@ class _Steps:
         makes_way = np.where(victims > 0, displaced[victims - 1], 0.0) if len(displaced) else 0.0
         available = room + np.minimum(makes_way, below)
         wanted = _up_to(rising.size, available)
-        promoted = _up_to(wanted, _affordable(self.budget_bytes, room))
+        affordable = min(_affordable(self.budget_bytes, room), self.rising_bytes)
+        promoted = _up_to(wanted, affordable)
         evicted = max(promoted.sum() - room if wanted.any() else 0.0, self._shortfall(rank))
         if not wanted.any():
             sinking = sinking.take(np.flatnonzero(sinking.heat < sinking.margin))
         demoted = _up_to(sinking.size, min(evicted, below, self.budget_bytes - promoted.sum()))
 
-        self.kept[Kept.NO_ROOM] += rising.size.sum() - wanted.sum()
-        self.kept[Kept.BUDGET] += wanted.sum() - promoted.sum()
+        self._keep(Kept.BUDGET, rising.piece, wanted - promoted)
+        self._keep(Kept.NO_ROOM, rising.piece, rising.size - wanted)
         self._promote(rising, promoted, rank)
         self._demote(sinking, demoted, rank)
 
@@ -157,20 +195,25 @@ class _Steps:
         """Bytes below the tier that are worth a move up, hottest first."""
         stock = self._stock(range(rank + 1, len(self.rooms)), rank, self.assured)
         hot = stock.heat >= stock.margin
-        held = self.held[stock.piece]
-        self.kept[Kept.HELD] += stock.size[hot & held].sum()
-        stock = stock.take(np.flatnonzero(hot & ~held))
-        return stock.take(np.lexsort((stock.piece, -stock.heat)))
+        rests, held, swings = (flags[stock.piece] for flags in (self.rests, self.held, self.swings))
+        for why, kept in (
+            (Kept.RESTS, hot & rests),
+            (Kept.HELD, hot & ~rests & held & ~swings),
+            (Kept.SWINGS, hot & ~rests & held & swings),
+        ):
+            self._keep(why, stock.piece[kept], stock.size[kept])
+        stock = stock.take(np.flatnonzero(hot & ~held & ~rests))
+        return stock.take(np.argsort(-stock.heat, kind="stable"))
 
     def _sinking(self, rank: int) -> _Stock:
         """Bytes on the tier that may make way, coldest first."""
         stock = self._stock(range(rank, rank + 1), rank, self.heat)
-        stock = stock.take(np.flatnonzero(~self.held[stock.piece]))
-        return stock.take(np.lexsort((stock.piece, stock.heat)))
+        stock = stock.take(np.flatnonzero(~(self.held | self.pinned)[stock.piece]))
+        return stock.take(np.argsort(stock.heat, kind="stable"))
 
     def _stock(self, ranks: range, rank: int, heat: Floats) -> _Stock:
-        """Bytes on some tiers, with the heat from which they are worth a place on tier `rank`."""
-        gain_from = worthwhile(self.policy, self._gap_ns(rank))
+        """Bytes on some tiers, by piece, with the heat from which tier `rank` is worth it."""
+        gain_from = worthwhile(self.policy, self.gap_ns(rank))
         columns = self.bytes[:, ranks.start : ranks.stop]
         piece, column = np.nonzero(columns >= PAGE_BYTES)
         return _Stock(
@@ -181,7 +224,7 @@ class _Steps:
             margin=np.minimum(gain_from, NEAR_CEILING * self.ceiling[piece]),
         )
 
-    def _gap_ns(self, rank: int) -> float:
+    def gap_ns(self, rank: int) -> float:
         """Latency saved by an access that finds its page one tier up, or the configured guess."""
         upper, lower = self.rooms[rank].latency_ns, self.rooms[rank + 1].latency_ns
         if upper is None or lower is None or lower <= upper:
@@ -197,6 +240,7 @@ class _Steps:
     def _promote(self, rising: _Stock, size: Floats, rank: int) -> None:
         self.promotions.append(_Batch(rising, size, np.full(len(size), rank)))
         self._spend(rising, size)
+        self.rising_bytes -= size.sum()
         self.free[rank] -= size.sum()
 
     def _demote(self, sinking: _Stock, size: Floats, rank: int) -> None:
@@ -207,6 +251,11 @@ class _Steps:
             self._spend(sinking, sent)
             self.free[lower] -= sent.sum()
             size = size - sent
+
+    def _keep(self, why: Kept, piece: NDArray[np.intp], size: Floats) -> None:
+        """Notes how many of the pieces' hot bytes are left where they are."""
+        self.kept[why] += size.sum()
+        self.kept_codes[piece[size >= PAGE_BYTES]] = KEPT_CODE[why]
 
     def _spend(self, stock: _Stock, size: Floats) -> None:
         self.bytes[stock.piece, stock.tier] -= size

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.unit.world import BASE
+from tierd.decide.guard import LEAST_BYTES, Guard, judge, promotable, regret
+from tierd.decide.placement import hot_from
+from tierd.model import PAGE_BYTES, PIECE, Policy
+
+POLICY = Policy()
+HOT = hot_from(np.inf, POLICY)
+ENOUGH = LEAST_BYTES // PAGE_BYTES
+NOW_S = 100.0
+
+
+def pieces(*rows: tuple[int, dict[str, float]]) -> NDArray[np.void]:
+    """Pieces from pages and fields: moved up 10 s ago, owing, hot, free to move since 5 s."""
+    made, first = np.zeros(len(rows), PIECE), BASE
+    usual: dict[str, float] = {
+        "rose": 1,
+        "owed": 1,
+        "short": HOT,
+        "long": HOT,
+        "moved_s": 90,
+        "held_until_s": 95,
+    }
+    for piece, (count, fields) in zip(made, rows, strict=True):
+        piece["start"], piece["end"] = first, first + count * PAGE_BYTES
+        first += count * PAGE_BYTES
+        piece["resident"][0] = 1
+        for name, value in (usual | fields).items():
+            piece[name] = value
+    return made
+
+
+COLD: dict[str, float] = {"short": 0, "long": 0}
+SWUNG: dict[str, float] = {"rose": -1, "owed": 0, "swings": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "share"),
+    [
+        ({}, 0),
+        (COLD, 1),
+        (COLD | {"owed": 0}, 0),
+        (COLD | {"held_until_s": NOW_S + 1}, 0),
+        ({"short": HOT / 2, "long": HOT}, 0),
+        (SWUNG, 1),
+        (SWUNG | {"swings": 0}, 0),
+        (COLD | {"rose": 0}, 0),
+    ],
+    ids=["hot", "cold", "paid", "resting", "cooler", "swung", "made way", "long ago"],
+)
+def test_what_counts_as_not_worth_it(fields: dict[str, float], share: float) -> None:
+    made = pieces((ENOUGH, fields), (3 * ENOUGH, {}))
+    counted = 4 if fields.get("rose") != 0 else 3
+    assert regret(Guard(), made, np.inf, POLICY, now_s=NOW_S) == share / counted
+
+
+def test_too_little_is_no_evidence() -> None:
+    made = pieces((ENOUGH - 1, COLD))
+    assert regret(Guard(), made, np.inf, POLICY, now_s=NOW_S) == 0
+    assert regret(Guard(), pieces((ENOUGH, COLD)), np.inf, POLICY, now_s=NOW_S) == 1
+
+
+def test_what_is_not_there_does_not_count() -> None:
+    made = pieces((4 * ENOUGH, COLD))
+    made["resident"] /= 8
+    assert regret(Guard(), made, np.inf, POLICY, now_s=NOW_S) == 0
+
+
+def test_a_target_whose_moves_do_not_pay_rests_ever_longer() -> None:
+    guard, now_s, rests = Guard(), NOW_S, []
+    for _ in range(30):
+        made = pieces((ENOUGH, COLD), (ENOUGH - 1, {}))
+        made["moved_s"], made["held_until_s"] = now_s - 10, now_s - 5
+        guard = judge(guard, made, np.inf, POLICY, now_s=now_s)
+        assert guard.rests(now_s)
+        rests.append(guard.rests_until_s - now_s)
+        now_s = guard.rests_until_s + 20
+    assert rests[:3] == [POLICY.horizon_s, 2 * POLICY.horizon_s, 4 * POLICY.horizon_s]
+    assert max(rests) == rests[-1] == POLICY.retry_most_s
+
+
+def test_half_is_not_too_much() -> None:
+    made = pieces((ENOUGH, COLD), (ENOUGH, {}))
+    assert judge(Guard(), made, np.inf, POLICY, now_s=NOW_S) == Guard()
+
+
+def test_moves_are_held_against_a_target_once() -> None:
+    made = pieces((ENOUGH, COLD))
+    guard = judge(Guard(), made, np.inf, POLICY, now_s=NOW_S)
+    later_s = guard.rests_until_s
+    assert not guard.rests(later_s)
+    assert judge(guard, made, np.inf, POLICY, now_s=later_s) == guard
+
+
+def test_a_long_time_without_regret_is_a_new_beginning() -> None:
+    guard = judge(Guard(), pieces((ENOUGH, COLD)), np.inf, POLICY, now_s=NOW_S)
+    fine = pieces((ENOUGH, {}))
+    soon_s = guard.rests_until_s + POLICY.retry_most_s
+    assert judge(guard, fine, np.inf, POLICY, now_s=soon_s).strikes == 1
+    assert judge(guard, fine, np.inf, POLICY, now_s=soon_s + 1).strikes == 0
+
+
+@pytest.mark.parametrize(
+    ("percent", "share"), [(None, 1), (0, 1), (5, 1), (7.5, 0.5), (10, 0), (100, 0)]
+)
+def test_waiting_for_memory_slows_and_then_stops_moves_up(
+    percent: float | None, share: float
+) -> None:
+    assert promotable(percent, POLICY) == share

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guard: where moves up don't pay, or the machine is short of memory, it holds them back.
+
+Of each target it looks at what was moved lately. What had to make way before its moves were won
+back, and what turned cold at its new place, was better left alone. Where that is too much of it,
+nothing of the target is moved up for a while, which doubles each time. It still makes way for
+others.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierd.decide.heat import score
+from tierd.decide.placement import hot_from
+from tierd.decide.settle import MOST_TIMES
+from tierd.model import PAGE_BYTES, Policy
+
+LEAST_BYTES = 512 * PAGE_BYTES
+"""Less than so much that was moved lately is no evidence."""
+
+EASY_SHARE = 0.5
+"""Waiting for memory is no matter below this share of stall_percent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """What the guard has found of a target. Moves before `since_s` have been judged."""
+
+    strikes: int = 0
+    since_s: float = -np.inf
+    rests_until_s: float = -np.inf
+
+    def rests(self, now_s: float) -> bool:
+        """Tells whether nothing of the target is to be moved up."""
+        return now_s < self.rests_until_s
+
+
+def judge(
+    guard: Guard, pieces: NDArray[np.void], ceiling: float, policy: Policy, *, now_s: float
+) -> Guard:
+    """Returns what is known with the target's pieces (dtype PIECE) as they are now."""
+    if guard.rests(now_s):
+        return guard
+    if guard.strikes and now_s - guard.rests_until_s > policy.retry_most_s:
+        guard = replace(guard, strikes=0)
+    if regret(guard, pieces, ceiling, policy, now_s=now_s) * 100 <= policy.regret_percent:
+        return guard
+    rest_s = min(policy.horizon_s * 2.0**guard.strikes, policy.retry_most_s)
+    strikes = min(guard.strikes + 1, MOST_TIMES)
+    return Guard(strikes=strikes, since_s=now_s, rests_until_s=now_s + rest_s)
+
+
+def regret(
+    guard: Guard, pieces: NDArray[np.void], ceiling: float, policy: Policy, *, now_s: float
+) -> float:
+    """Returns how much of what was moved lately was better left alone: 0 to 1."""
+    lately = (pieces["rose"] != 0) & (pieces["moved_s"] > guard.since_s)
+    pieces = pieces.take(np.flatnonzero(lately))
+    size = (pieces["end"] - pieces["start"]) * pieces["resident"].sum(axis=1)
+    moved_bytes = float(size.sum())
+    if moved_bytes < LEAST_BYTES:
+        return 0.0
+    swung = (pieces["rose"] < 0) & (pieces["swings"] > 0)
+    has_rested = pieces["held_until_s"] <= now_s
+    cold = score(pieces) * policy.hysteresis < hot_from(ceiling, policy)
+    unused = (pieces["rose"] > 0) & (pieces["owed"] > 0) & has_rested & cold
+    return float(size[swung | unused].sum()) / moved_bytes
+
+
+def promotable(stall_percent: float | None, policy: Policy) -> float:
+    """Returns which share of the budget may be used to move up, 0 to 1.
+
+    Args:
+        stall_percent: how much of the time tasks waited for memory lately, None where the kernel
+            doesn't tell.
+        policy: `stall_percent` is from where on nothing is moved up.
+    """
+    if stall_percent is None:
+        return 1.0
+    easy = EASY_SHARE * policy.stall_percent
+    return float(np.clip(1 - (stall_percent - easy) / (policy.stall_percent - easy), 0, 1))
