@@ -87,8 +87,10 @@ def test_closed_it_leaves_no_descriptor() -> None:
 
 
 def test_reading_leaks_nothing(events: ProcEvents) -> None:
+    """What a read takes would come to 6 MiB; Python may take another arena of 1 MiB meanwhile."""
+
     def fork_and_read() -> None:
         fork(1)
         assert len(events.read()[0]) >= 2
 
-    assert grown_bytes(fork_and_read, calls=200) < 256 << 10
+    assert grown_bytes(fork_and_read, calls=200) < 2 << 20

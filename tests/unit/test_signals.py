@@ -14,20 +14,28 @@ from tierd.kernel.signals import STOP
 LOOP = """
 import sys, threading, time
 import numpy
-def reload():
-    print("reload", flush=True)
-from tierd.kernel.signals import caught_signals
+from tierd.kernel.signals import CALL, RELOAD, caught_signals
+def answer(word):
+    return lambda: print(word, flush=True)
+answers = {RELOAD: answer("reload"), CALL: answer("call")}
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 with caught_signals() as signals:
-    print("waiting", signals.stop_asked(0, reload), flush=True)
+    print("waiting", signals.stop_asked(0, answers), flush=True)
     for line in sys.stdin:
-        print("asked", signals.stop_asked(float(line), reload), flush=True)
+        if line == "call\\n":
+            threading.Thread(target=signals.call).start()
+            while not signals.are_waiting():
+                time.sleep(0.01)
+            continue
+        print("asked", signals.stop_asked(float(line), answers), flush=True)
 """
 
 
 @contextmanager
-def loop() -> Iterator[tuple[subprocess.Popen[str], Callable[[float], None], Callable[[], str]]]:
-    """LOOP in a process, what has it wait for so many seconds, and what reads its next line.
+def loop() -> Iterator[
+    tuple[subprocess.Popen[str], Callable[[float | str], None], Callable[[], str]]
+]:
+    """LOOP in a process, what has it wait for so many seconds or call, and what reads a line of it.
 
     It ends as it should once its input is closed.
     """
@@ -41,8 +49,8 @@ def loop() -> Iterator[tuple[subprocess.Popen[str], Callable[[float], None], Cal
         assert process.stdout is not None
         entry = process.stdin
 
-        def ask(seconds: float) -> None:
-            entry.write(f"{seconds}\n")
+        def ask(words: float | str) -> None:
+            entry.write(f"{words}\n")
             entry.flush()
 
         assert process.stdout.readline() == "waiting False\n"
@@ -73,12 +81,19 @@ def test_a_reload_is_asked_for_and_the_wait_goes_on() -> None:
         assert told() == "asked True\n"
 
 
+def test_another_thread_ends_the_wait() -> None:
+    with loop() as (_, ask, told):
+        ask("call")
+        ask(0.2)
+        assert [told() for _ in range(2)] == ["call\n", "asked False\n"]
+
+
 ENDING = """
 import os, signal
 from tierd.kernel.signals import caught_signals
 with caught_signals() as signals:
     os.kill(os.getpid(), signal.SIGTERM)
-    assert signals.stop_asked(60, lambda: None)
+    assert signals.stop_asked(60, {})
 os.kill(os.getpid(), signal.SIGTERM)
 """
 

@@ -1,34 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the operator should know of the machine's memory, each with the next step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from tierd.config import TierConfig
 from tierd.discover import tiers
 from tierd.model import Backing, CxlRegion, Memdev, Topology
 
 _DECLARE = "say how fast they are with [[tier]] tables in /etc/tierd/tierd.toml"
 
 
-def advise(topology: Topology, *, declared: bool) -> Iterator[str]:
+def advise(topology: Topology, declared: Sequence[TierConfig]) -> Iterator[str]:
     """Yields the warnings of a topology whose own are still empty.
 
     Args:
         topology: what was found, with its tiers.
-        declared: whether the tiers are the configuration's.
+        declared: the tiers as the configuration has them, if it has any.
     """
-    yield from _tiers(topology, declared=declared)
+    yield from _tiers(topology, declared)
+    yield from _missing(topology, declared)
     yield from _nodes(topology)
     for memdev in topology.memdevs:
         yield from _idle(memdev, topology)
 
 
-def _tiers(topology: Topology, *, declared: bool) -> Iterator[str]:
+def _tiers(topology: Topology, declared: Sequence[TierConfig]) -> Iterator[str]:
     with_memory = [node for node in topology.nodes if node.total_bytes]
     if len(with_memory) < 2:
         yield (
             "this machine has no second memory node, so nothing can be moved; bring CXL or other "
             "memory online first (daxctl list, cxl list -M)"
         )
+    elif len(topology.tiers) < 2 and declared:
+        yield "fewer than two of the tiers in [[tier]] have memory, so nothing is moved"
     elif len(topology.tiers) < 2:
         ids = ", ".join(str(node.id) for node in with_memory)
         yield f"nodes {ids} are all in one tier, so nothing is moved; {_DECLARE}"
@@ -37,6 +41,17 @@ def _tiers(topology: Topology, *, declared: bool) -> Iterator[str]:
             "neither the firmware nor the kernel tells which node is slower: nodes without CPUs "
             f"are taken for slower; if they are not, {_DECLARE}"
         )
+
+
+def _missing(topology: Topology, declared: Sequence[TierConfig]) -> Iterator[str]:
+    placed = {node for tier in topology.tiers for node in tier.nodes}
+    for tier in declared:
+        for node in tier.nodes:
+            if node not in placed:
+                yield (
+                    f"node {node} of tier {tier.name} has no memory now, and is left out; bring it "
+                    "online (daxctl list, cxl list -M), or take it out of [[tier]]"
+                )
 
 
 def _nodes(topology: Topology) -> Iterator[str]:

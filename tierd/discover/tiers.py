@@ -43,6 +43,19 @@ def rank(nodes: Iterable[Node]) -> tuple[Tier, ...]:
 def declare(declared: Sequence[TierConfig], nodes: Iterable[Node]) -> tuple[Tier, ...]:
     """Makes the tiers that the configuration names, the fastest first.
 
+    Nodes that are not there or have no memory are left out, and so is a tier without any other.
+    """
+    known = {node.id: node for node in nodes if node.total_bytes}
+    found = ((tier, [known[node] for node in tier.nodes if node in known]) for tier in declared)
+    there = ((tier, members) for tier, members in found if members)
+    return tuple(
+        _declared(Rank(position), tier, members) for position, (tier, members) in enumerate(there)
+    )
+
+
+def require(declared: Iterable[TierConfig], nodes: Iterable[Node]) -> None:
+    """Refuses tiers that name what is not there.
+
     Raises:
         ConfigError: every node of them that is not there or has no memory.
     """
@@ -55,10 +68,6 @@ def declare(declared: Sequence[TierConfig], nodes: Iterable[Node]) -> tuple[Tier
     ]
     if problems:
         raise ConfigError(problems)
-    return tuple(
-        _declared(Rank(position), tier, [known[node] for node in tier.nodes])
-        for position, tier in enumerate(declared)
-    )
 
 
 def is_guess(nodes: Iterable[Node]) -> bool:

@@ -5,8 +5,9 @@ docs/topology.md tells the rules to the operator. Nothing here writes to the mac
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tierd.config import TierConfig
 from tierd.discover import advice, tiers
@@ -34,23 +35,35 @@ class NodeUse:
     room_bytes: int
 
 
-def discover(declared: Sequence[TierConfig] = (), root: Path = Path("/")) -> Topology:
+def discover(
+    declared: Sequence[TierConfig] = (),
+    root: Path = Path("/"),
+    *,
+    strict: bool = True,
+    kernel_tiers: Mapping[NodeId, int] | None = None,
+) -> Topology:
     """Looks at the machine, and sorts its memory into tiers.
 
     Args:
         declared: the tiers as the configuration has them, the fastest first; where there are any,
             nothing is ranked.
         root: where /sys and /proc are.
+        strict: refuse tiers that name nodes without memory; they are left out otherwise.
+        kernel_tiers: the kernel's tiers of nodes, as they were told before. The kernel is asked
+            only for a node's that is not among them: it is not safe while memory goes.
 
     Raises:
         ConfigError: a declared tier names a node that is not there or has no memory.
         UnexpectedContent: the kernel tells something in a format that is new to tierd.
     """
     regions, dax_devices = read_regions(root), read_dax_devices(root)
-    kernel_tiers = read_memory_tiers(root)
-    nodes = tuple(
-        _compose(node, kernel_tiers.get(node.id), regions, dax_devices) for node in read_nodes(root)
-    )
+    found = read_nodes(root)
+    known = kernel_tiers or {}
+    if any(node.total_bytes and node.id not in known for node in found):
+        known = {**known, **read_memory_tiers(root)}
+    nodes = tuple(_compose(node, known.get(node.id), regions, dax_devices) for node in found)
+    if strict:
+        tiers.require(declared, nodes)
     topology = Topology(
         nodes=nodes,
         tiers=tiers.declare(declared, nodes) if declared else tiers.rank(nodes),
@@ -59,7 +72,7 @@ def discover(declared: Sequence[TierConfig] = (), root: Path = Path("/")) -> Top
         regions=regions,
         dax_devices=dax_devices,
     )
-    return replace(topology, warnings=tuple(advice.advise(topology, declared=bool(declared))))
+    return replace(topology, warnings=tuple(advice.advise(topology, declared)))
 
 
 def read_use(root: Path = Path("/")) -> Mapping[NodeId, NodeUse]:
@@ -77,6 +90,16 @@ def read_use(root: Path = Path("/")) -> Mapping[NodeId, NodeUse]:
         )
         for node, room in rooms.items()
     }
+
+
+def as_document(topology: Topology, use: Mapping[NodeId, NodeUse]) -> dict[str, Any]:
+    """Returns the document that docs/topology.md describes."""
+    document = asdict(topology)
+    for node in document["nodes"]:
+        used = use.get(node["id"])
+        node["free_bytes"] = None if used is None else used.free_bytes
+        node["room_bytes"] = None if used is None else used.room_bytes
+    return document
 
 
 def _compose(

@@ -40,6 +40,8 @@ class FreeMemory:
     """
 
     def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
+        self.closed: set[NodeId] = set()
+        """Nodes that are to take nothing, whatever they have."""
         self._root, self._clock = root, clock
         self._files: dict[NodeId, int] = {}
         self._withheld: Mapping[NodeId, int] = {}
@@ -61,7 +63,8 @@ class FreeMemory:
         zones = zoneinfo.read_zones(self._root)
         self._withheld = _withheld_bytes(zones)
         self._good_until_s = self._clock() + REFRESH_S
-        return zoneinfo.room_bytes(zones)
+        found = zoneinfo.room_bytes(zones)
+        return {node: 0 if node in self.closed else room for node, room in found.items()}
 
     def room_bytes(self, node: NodeId) -> int:
         """Returns what can be moved to the node without a reclaim; 0 where it has gone.
@@ -71,7 +74,7 @@ class FreeMemory:
         """
         if self._clock() >= self._good_until_s:
             self.rooms_bytes()
-        if node not in self._withheld:
+        if node not in self._withheld or node in self.closed:
             return 0
         return max(0, self._free_bytes(node) - self._withheld[node])
 

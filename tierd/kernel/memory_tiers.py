@@ -7,6 +7,10 @@ has nodes. A machine with DRAM and CXL shows::
 
     memory_tier4/nodelist     0
     memory_tier22/nodelist    1
+
+Reading a nodelist while the last memory of its tier goes offline can lock up both for ever, as of
+Linux 6.12 and 7.2: the kernel removes the file under the lock that the reader waits for
+(docs/decisions/0012). So it must not be read when memory may be going.
 """
 
 from collections.abc import Mapping

@@ -31,6 +31,7 @@ _NODES = Path("sys/devices/system/node")
 _BLOCK_SIZE = Path("sys/devices/system/memory/block_size_bytes")
 _MEMINFO_BYTES = 64 << 10
 _MEMINFO = re.compile(r"^Node \d+ (MemTotal|MemFree): +(\d+) kB$", re.MULTILINE)
+_PROGRAMS = re.compile(r"^Node \d+ (AnonPages|Shmem): +(\d+) kB$", re.MULTILINE)
 _BLOCK = re.compile(r"memory(\d+)")
 _MAX_NODES = 1024  # MAX_NUMNODES with NODES_SHIFT=10, the most that a kernel can be built for
 
@@ -61,6 +62,38 @@ def read_nodes(root: Path = Path("/")) -> tuple[NumaNode, ...]:
     if online and online[-1] >= _MAX_NODES:
         raise text.UnexpectedContent(root / _NODES / "online", str(online[-1]), "node ids")
     return tuple(_read_node(root, NodeId(node), online) for node in online)
+
+
+def read_sizes(root: Path = Path("/")) -> Mapping[NodeId, int]:
+    """Returns the memory of every online node: a look that is much cheaper than read_nodes().
+
+    Raises:
+        UnexpectedContent: an attribute is not as documented.
+    """
+    folder = root / _NODES
+    return {
+        NodeId(node): _read_meminfo(folder / f"node{node}/meminfo").get("MemTotal", 0)
+        for node in text.read_ids(folder / "online") or ()
+    }
+
+
+def read_in_use(node: NodeId, root: Path = Path("/")) -> int:
+    """Returns the bytes that a node's programs have: what would have to go elsewhere.
+
+    Anonymous and shared memory. Cached files are not counted, since the kernel can drop them; 0
+    where the node is gone.
+
+    Raises:
+        UnexpectedContent: meminfo is not as documented.
+    """
+    path = root / _NODES / f"node{node}/meminfo"
+    content = text.read(path, _MEMINFO_BYTES)
+    if content is None:
+        return 0
+    found = dict(_PROGRAMS.findall(content))
+    if found.keys() != {"AnonPages", "Shmem"}:
+        raise text.UnexpectedContent(path, content, "AnonPages and Shmem in kB")
+    return sum(int(kilobytes) << 10 for kilobytes in found.values())
 
 
 def _read_node(root: Path, node: NodeId, online: tuple[int, ...]) -> NumaNode:

@@ -170,7 +170,8 @@ class Ring:
 
     Raises:
         ProcessLookupError: the thread doesn't exist.
-        PermissionError: neither CAP_PERFMON nor perf_event_paranoid allows it.
+        PermissionError: neither CAP_PERFMON nor perf_event_paranoid allows it; at 3, which only
+            Debian's kernels know, it takes CAP_SYS_ADMIN.
     """
 
     def __init__(

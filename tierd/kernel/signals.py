@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signals as something to wait for, so that none cuts a round short half-way.
 
-SIGTERM and SIGINT ask for the end, SIGHUP for the configuration to be read again.
+SIGTERM and SIGINT ask for the end, SIGHUP for the configuration to be read again. Another thread
+can end the wait too.
 
 They are caught, not blocked. NumPy's BLAS starts threads while it is imported, before anybody could
 block a signal, and one sent to the process goes to whichever thread doesn't block it
@@ -13,27 +14,29 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})
 RELOAD = signal.SIGHUP
+CALL = 0
+"""What call() sends: no signal has this number."""
 
 
 class Signals:
     """What was asked for by signals so far."""
 
-    def __init__(self, readable: socket.socket) -> None:
-        self._readable = readable
+    def __init__(self, readable: socket.socket, written: socket.socket) -> None:
+        self._readable, self._written = readable, written
         self._stop = False
 
-    def stop_asked(self, wait_s: float, reload: Callable[[], None]) -> bool:
+    def stop_asked(self, wait_s: float, answers: Mapping[int, Callable[[], None]]) -> bool:
         """Waits for so long, or until the end is asked for; returns whether it is, now or before.
 
         Args:
             wait_s: seconds.
-            reload: called each time that the configuration is to be read again.
+            answers: what to do meanwhile on RELOAD and on CALL.
         """
         end_s = time.monotonic() + wait_s
         while not self._stop:
@@ -41,9 +44,19 @@ class Signals:
             if not arrived:
                 return False
             self._stop = bool(arrived & STOP)
-            if RELOAD in arrived and not self._stop:
-                reload()
+            if not self._stop:
+                for number in arrived & answers.keys():
+                    answers[number]()
         return True
+
+    def are_waiting(self) -> bool:
+        """Tells whether something has arrived that stop_asked() has not yet seen."""
+        return bool(select.select([self._readable], [], [], 0)[0])
+
+    def call(self) -> None:
+        """Makes stop_asked() give the answer to CALL; from any thread."""
+        with suppress(BlockingIOError):  # it has so much to read that it will look in any case
+            self._written.send(bytes([CALL]))
 
     def _arrived(self, wait_s: float) -> set[int]:
         """Waits for signals for so long. The interpreter writes a byte for each, its number."""
@@ -60,7 +73,7 @@ def caught_signals() -> Iterator[Signals]:
         wakeup = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
         handlers = {number: signal.signal(number, _note) for number in (*STOP, RELOAD)}
         try:
-            yield Signals(readable)
+            yield Signals(readable, written)
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the daemon does where the kernel places pages itself."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tierd.arbiter import Arbiter
+from tierd.config import Rival
+from tierd.errors import Conflict
+from tierd.journal import Journal
+from tierd.kernel import numa_balancing
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / numa_balancing.PATH).parent.mkdir(parents=True)
+    (tmp_path / "proc/sys/kernel/random").mkdir()
+    (tmp_path / "proc/sys/kernel/random/boot_id").write_text("boot-1\n")
+    return tmp_path
+
+
+@pytest.fixture
+def journal(root: Path) -> Iterator[Journal]:
+    with Journal(root / "state", root=root) as journal:
+        yield journal
+
+
+def mode(root: Path) -> str:
+    return (root / numa_balancing.PATH).read_text().strip()
+
+
+def write(root: Path, value: str) -> None:
+    (root / numa_balancing.PATH).write_text(value)
+
+
+@pytest.fixture
+def arbiter(root: Path, journal: Journal) -> Arbiter:
+    return Arbiter(journal=journal, root=root)
+
+
+@pytest.mark.parametrize("wanted", Rival)
+@pytest.mark.parametrize("moves", [True, False])
+@pytest.mark.parametrize("value", ["0", None])
+def test_nothing_is_done_where_it_is_off_or_absent(
+    root: Path,
+    arbiter: Arbiter,
+    wanted: Rival,
+    moves: bool,
+    value: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if value is not None:
+        write(root, value)
+    assert arbiter.may_move(wanted, moves=moves) == moves
+    assert not arbiter.journal.changes
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("wanted", Rival)
+def test_who_only_observes_changes_nothing(root: Path, arbiter: Arbiter, wanted: Rival) -> None:
+    write(root, "1")
+    assert not arbiter.may_move(wanted, moves=False)
+    assert mode(root) == "1"
+    assert not arbiter.journal.changes
+
+
+def test_it_is_turned_off_and_put_back(root: Path, arbiter: Arbiter) -> None:
+    write(root, "3")
+    assert arbiter.may_move(Rival.TAKE_OVER, moves=True)
+    assert mode(root) == "0"
+    assert arbiter.note is None
+    list(arbiter.journal.undo())
+    assert mode(root) == "3"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "moves"), [(Rival.TAKE_OVER, False), (Rival.IGNORE, True), (Rival.OBSERVE, True)]
+)
+def test_it_is_put_back_when_it_is_no_more_to_be_off(
+    root: Path, arbiter: Arbiter, wanted: Rival, moves: bool
+) -> None:
+    write(root, "1")
+    arbiter.may_move(Rival.TAKE_OVER, moves=True)
+    arbiter.may_move(wanted, moves=moves)
+    assert mode(root) == "1"
+    assert not arbiter.journal.changes
+
+
+def test_it_is_turned_off_again_and_again(root: Path, arbiter: Arbiter) -> None:
+    """As where another tool sets it now and then. One change is recorded, the last."""
+    for value in ("1", "2", "1"):
+        write(root, value)
+        assert arbiter.may_move(Rival.TAKE_OVER, moves=True)
+        assert mode(root) == "0"
+        assert len(arbiter.journal.changes) == 1
+    list(arbiter.journal.undo())
+    assert mode(root) == "1"
+
+
+def test_what_others_write_meanwhile_stays(root: Path, arbiter: Arbiter) -> None:
+    write(root, "1")
+    arbiter.may_move(Rival.TAKE_OVER, moves=True)
+    write(root, "2")
+    list(arbiter.journal.undo())
+    assert mode(root) == "2"
+
+
+def test_it_is_refused_with_the_next_step(root: Path, arbiter: Arbiter) -> None:
+    write(root, "2")
+    with pytest.raises(Conflict, match="is 2: the kernel promotes pages itself") as caught:
+        arbiter.may_move(Rival.REFUSE, moves=True)
+    assert "take_over" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(("wanted", "may_move"), [(Rival.OBSERVE, False), (Rival.IGNORE, True)])
+def test_it_is_left_on_and_told_once(
+    root: Path,
+    arbiter: Arbiter,
+    wanted: Rival,
+    may_move: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write(root, "1")
+    with caplog.at_level(logging.WARNING, "tierd"):
+        for _ in range(3):
+            assert arbiter.may_move(wanted, moves=True) == may_move
+    (record,) = caplog.records
+    assert "the kernel moves pages to the CPUs that use them" in record.message
+    assert record.message == arbiter.note
+    assert mode(root) == "1"
+    write(root, "0")
+    assert arbiter.may_move(wanted, moves=True)
+    assert arbiter.note is None
