@@ -4,11 +4,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierd.model import MOVE, Kept, Outcome, Pid, Plan, Rank, Report
-from tierd.observe.flows import MOST_COST_NS, QUIET, Flows, MoveCost, summary
+from tierd.model import MOVE, Kept, Outcome, Pid, Plan, Rank, Report, Tier, TierKind
+from tierd.observe.flows import (
+    MOST_COST_NS,
+    MOST_TENANTS,
+    OTHERS,
+    QUIET,
+    Direction,
+    Flow,
+    Flows,
+    MoveCost,
+    summary,
+)
 
 DRAM, CXL, FAR = Rank(0), Rank(1), Rank(2)
-NAMES = {DRAM: "dram", CXL: "cxl"}
+TIERS = [
+    Tier(rank=rank, name=name, kind=TierKind.CXL, nodes=(), capacity_bytes=0)
+    for rank, name in ((DRAM, "dram"), (CXL, "cxl"), (FAR, "far"))
+]
 PRIOR_NS = 4000.0
 
 
@@ -27,32 +40,51 @@ def report(*moves: tuple[Rank, Rank, dict[Outcome, int]], page_ns: float = 0.0) 
     )
 
 
+def flows_of(*reports: Report) -> Flows:
+    flows = Flows()
+    for made in reports:
+        flows.add(made, TIERS, ["/db"])
+    return flows
+
+
 def promoted(pages: int, page_ns: float) -> Report:
     return report((CXL, DRAM, {Outcome.MOVED: pages}), page_ns=page_ns)
 
 
 def test_moves_add_up_by_pair() -> None:
-    flows = Flows()
-    flows.add(report((CXL, DRAM, {Outcome.MOVED: 5}), (DRAM, CXL, {Outcome.MOVED: 3})))
-    flows.add(report((CXL, DRAM, {Outcome.MOVED: 2}), (FAR, DRAM, {Outcome.MOVED: 1})))
-    flows.add(report((CXL, DRAM, {Outcome.MOVED: 1}), (CXL, FAR, {Outcome.MOVED: 4})))
-    assert flows.moved == {(CXL, DRAM): 8, (DRAM, CXL): 3, (FAR, DRAM): 1, (CXL, FAR): 4}
+    flows = flows_of(
+        report((CXL, DRAM, {Outcome.MOVED: 5}), (DRAM, CXL, {Outcome.MOVED: 3})),
+        report((CXL, DRAM, {Outcome.MOVED: 2}), (FAR, DRAM, {Outcome.MOVED: 1})),
+        report((CXL, DRAM, {Outcome.MOVED: 1}), (CXL, FAR, {Outcome.MOVED: 4})),
+    )
+    assert flows.moved == {
+        ("cxl", "dram"): 8,
+        ("dram", "cxl"): 3,
+        ("far", "dram"): 1,
+        ("cxl", "far"): 4,
+    }
+    assert flows.pages[Flow("/db", "dram", "cxl", Direction.DEMOTION, Outcome.MOVED)] == 3
+    assert flows.pages[Flow("/db", "cxl", "dram", Direction.PROMOTION, Outcome.MOVED)] == 8
 
 
 def test_every_outcome_that_needs_explaining_is_counted_by_itself() -> None:
-    flows = Flows()
     one_each = {outcome: outcome + 1 for outcome in Outcome}
-    flows.add(report((CXL, DRAM, one_each)))
-    flows.add(report((DRAM, CXL, one_each)))
+    flows = flows_of(report((CXL, DRAM, one_each)), report((DRAM, CXL, one_each)))
     assert flows.refused == {o: 2 * (o + 1) for o in Outcome if o not in QUIET}
     assert all(outcome in flows.refused for outcome in Outcome if outcome.is_refusal)
 
 
 def test_an_empty_report_changes_nothing() -> None:
+    assert not flows_of(report()).pages
+
+
+def test_flows_of_many_tenants_are_told_together() -> None:
     flows = Flows()
-    flows.add(report())
-    assert not flows.moved
-    assert not any(flows.refused.values())
+    for number in range(MOST_TENANTS + 2):
+        flows.add(promoted(10, 0.0), TIERS, [f"/{number}"])
+    tenants = {flow.tenant: count for flow, count in flows.pages.items()}
+    assert len(tenants) == MOST_TENANTS + 1
+    assert tenants[OTHERS] == 20
 
 
 def test_the_last_plan_tells_what_was_kept() -> None:
@@ -125,10 +157,10 @@ def test_summary_tells_what_moved_and_what_did_not() -> None:
             (DRAM, CXL, {Outcome.MOVED: 256}),
             (CXL, DRAM, {Outcome.MOVED: 16384, Outcome.BUSY: 3, Outcome.ABSENT: 9}),
         ),
-        NAMES,
+        TIERS,
     )
     assert told == "moved 1.0 MiB dram to cxl; moved 64.0 MiB cxl to dram; 3 pages busy"
 
 
 def test_nothing_to_tell_is_an_empty_summary() -> None:
-    assert summary(report((CXL, DRAM, {Outcome.RESIDENT: 7, Outcome.LATER: 5})), NAMES) == ""
+    assert summary(report((CXL, DRAM, {Outcome.RESIDENT: 7, Outcome.LATER: 5})), TIERS) == ""

@@ -2,12 +2,19 @@
 """What was moved, and what was not and why, summed up since the daemon started."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
-from tierd.model import PAGE_BYTES, Kept, Outcome, Plan, Rank, Report
+from tierd.model import PAGE_BYTES, Kept, Outcome, Plan, Report, Tier
+
+OTHERS = "others"
+"""The tenant of what has no cgroup of its own."""
+MOST_TENANTS = 500
+"""The flows of so many tenants are told apart; those that come later are `OTHERS` together."""
 
 FORGET = 0.9
 IDLE_FORGET = 0.99
@@ -21,26 +28,83 @@ QUIET = frozenset({Outcome.MOVED, Outcome.RESIDENT, Outcome.ABSENT, Outcome.LATE
 """Outcomes that need no explanation."""
 
 
+class Direction(StrEnum):
+    PROMOTION = "promotion"
+    DEMOTION = "demotion"
+    LEVEL = "level"
+    """From one node of a tier to another, as when one of them is drained."""
+
+    @classmethod
+    def between(cls, source: Tier, destination: Tier) -> "Direction":
+        if source.rank == destination.rank:
+            return cls.LEVEL
+        return cls.PROMOTION if destination.rank < source.rank else cls.DEMOTION
+
+
+class Flow(NamedTuple):
+    """Whose pages went, or should have gone, from which tier to which, and what became of them."""
+
+    tenant: str
+    source: str
+    destination: str
+    direction: Direction
+    outcome: Outcome
+
+
 @dataclass(slots=True)
 class Flows:
     """Running totals over reports. Pages are base pages."""
 
-    moved: Counter[tuple[Rank, Rank]] = field(default_factory=Counter)
-    refused: Counter[Outcome] = field(default_factory=Counter)
+    pages: Counter[Flow] = field(default_factory=Counter)
     kept: Mapping[Kept, int] = field(default_factory=dict)
     """Hot bytes that the last plan left in a slower tier."""
 
-    def add(self, report: Report) -> None:
-        moves, pages = report.plan.moves, report.pages
-        for source, destination in np.unique(moves[["source", "destination"]]).tolist():
-            pair = (moves["source"] == source) & (moves["destination"] == destination)
-            self.moved[Rank(source), Rank(destination)] += int(pages[pair, Outcome.MOVED].sum())
-        for outcome in Outcome:
-            if outcome not in QUIET:
-                self.refused[outcome] += int(pages[:, outcome].sum())
+    tenants: set[str] = field(default_factory=set)
+
+    def add(self, report: Report, tiers: Sequence[Tier], tenants: Sequence[str]) -> None:
+        """Adds what became of a plan.
+
+        Args:
+            report: the plan and its outcomes.
+            tiers: what the ranks in the plan stand for.
+            tenants: whose memory it was, in the order of the plan's pids.
+        """
+        moves = report.plan.moves
+        kinds, kind = np.unique(moves[["target", "source", "destination"]], return_inverse=True)
+        for index, (target, source, destination) in enumerate(kinds.tolist()):
+            counts = report.pages[kind == index].sum(axis=0)
+            left, reached = tiers[source], tiers[destination]
+            tenant, direction = self._tenant(tenants[target]), Direction.between(left, reached)
+            for outcome in map(Outcome, np.flatnonzero(counts).tolist()):
+                flow = Flow(tenant, left.name, reached.name, direction, outcome)
+                self.pages[flow] += int(counts[outcome])
+
+    @property
+    def moved(self) -> Mapping[tuple[str, str], int]:
+        """Pages moved, by the names of the tiers."""
+        total: Counter[tuple[str, str]] = Counter()
+        for flow, count in self.pages.items():
+            if flow.outcome is Outcome.MOVED:
+                total[flow.source, flow.destination] += count
+        return total
+
+    @property
+    def refused(self) -> Mapping[Outcome, int]:
+        """Pages that were not moved, by what needs an explanation."""
+        total: Counter[Outcome] = Counter()
+        for flow, count in self.pages.items():
+            if flow.outcome not in QUIET:
+                total[flow.outcome] += count
+        return total
 
     def note(self, plan: Plan) -> None:
         self.kept = plan.kept
+
+    def _tenant(self, name: str) -> str:
+        if name not in self.tenants and len(self.tenants) >= MOST_TENANTS:
+            return OTHERS
+        self.tenants.add(name)
+        return name
 
 
 @dataclass(slots=True)
@@ -76,14 +140,13 @@ class MoveCost:
         return min(total_ns / (self.pages + PRIOR_PAGES), MOST_COST_NS)
 
 
-def summary(report: Report, names: Mapping[Rank, str]) -> str:
+def summary(report: Report, tiers: Sequence[Tier]) -> str:
     """Returns a line for the log, such as "moved 64.0 MiB cxl to dram; 12 pages busy"."""
     flows = Flows()
-    flows.add(report)
+    flows.add(report, tiers, [""] * len(report.plan.pids))
     parts = [
-        f"moved {count * PAGE_BYTES / (1 << 20):.1f} MiB {names[source]} to {names[destination]}"
+        f"moved {count * PAGE_BYTES / (1 << 20):.1f} MiB {source} to {destination}"
         for (source, destination), count in flows.moved.items()
-        if count
     ]
-    parts += [f"{count} pages {o.label}" for o, count in flows.refused.items() if count]
+    parts += [f"{count} pages {outcome.label}" for outcome, count in flows.refused.items()]
     return "; ".join(parts)

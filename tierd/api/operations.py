@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The API: each operation once, from which the server's routes and the OpenAPI document follow."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tierd.api import schemas
+from tierd.api.schemas import Schema
+from tierd.api.view import View
+from tierd.daemon import Pin
+
+JSON, TEXT = "application/json", "text/plain"
+
+
+class Commands(Protocol):
+    """What changes a running daemon. Each returns once the loop has done it."""
+
+    def pause(self) -> Mapping[str, Any]: ...
+    def resume(self) -> Mapping[str, Any]: ...
+    def pin(self, pid: int, pin: Pin | None) -> Mapping[str, Any]: ...
+    def drain(self, node: int, *, wanted: bool) -> Mapping[str, Any]: ...
+    def set(self, changes: Mapping[str, Any]) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request's parameters, checked against the operation's schemas. `body` is None without."""
+
+    path: Mapping[str, int]
+    query: Mapping[str, int]
+    body: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method of one path.
+
+    Args:
+        path: as OpenAPI spells it; its parameters are whole numbers, as are those of `query`.
+        summary: a line for the document.
+        answer: what it answers with, as JSON Schema.
+        run: makes the answer. `view` may be asked from any thread.
+        body: what it takes, as JSON Schema.
+        changes: whether it changes anything; such a one is not on the read-only socket.
+        private: whether it tells of a process's memory, and so is not on the read-only socket.
+    """
+
+    method: str
+    path: str
+    summary: str
+    answer: Schema
+    run: Callable[[View, Commands, Asked], Any]
+    media: str = JSON
+    path_parameters: Mapping[str, Schema] = field(default_factory=dict)
+    query: Mapping[str, Schema] = field(default_factory=dict)
+    body: Schema | None = None
+    changes: bool = False
+    private: bool = False
+
+    @property
+    def is_for_monitoring(self) -> bool:
+        return not (self.changes or self.private)
+
+
+_PID: Mapping[str, Schema] = {"pid": schemas.whole(1, 1 << 22)}
+_NODE: Mapping[str, Schema] = {"node": schemas.whole(0, 1023)}
+
+OPERATIONS = (
+    Operation(
+        method="GET",
+        path="/v1/version",
+        summary="The daemon's version, and the API's",
+        answer=schemas.VERSION,
+        run=lambda view, commands, asked: view.version(),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/status",
+        summary="What the daemon does, as of its last round",
+        answer=schemas.STATUS,
+        run=lambda view, commands, asked: view.status(),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/topology",
+        summary="The machine's memory: nodes, tiers, CXL devices",
+        answer=schemas.TOPOLOGY,
+        run=lambda view, commands, asked: view.topology(),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/targets",
+        summary="The processes that are watched",
+        answer=schemas.TARGETS,
+        run=lambda view, commands, asked: view.targets(),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/targets/{pid}",
+        summary="How hot each range of a process is, where it lies, and why not elsewhere",
+        answer=schemas.EXPLANATION,
+        path_parameters=_PID,
+        private=True,
+        run=lambda view, commands, asked: view.target(asked.path["pid"]),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/events",
+        summary="What happened lately, oldest first",
+        answer=schemas.EVENTS,
+        query={
+            "after": schemas.whole(0, 2**53 - 1, default=0),
+            "most": schemas.whole(1, 2000, default=100),
+        },
+        run=lambda view, commands, asked: view.events(**asked.query),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/config",
+        summary="The configuration in force",
+        answer=schemas.CONFIG,
+        run=lambda view, commands, asked: view.config(),
+    ),
+    Operation(
+        method="GET",
+        path="/metrics",
+        summary="Metrics in Prometheus' text format",
+        answer={"type": "string"},
+        media=TEXT,
+        run=lambda view, commands, asked: view.metrics(),
+    ),
+    Operation(
+        method="POST",
+        path="/v1/pause",
+        summary="Move nothing until told to resume; sampling goes on",
+        answer=schemas.PAUSED,
+        changes=True,
+        run=lambda view, commands, asked: commands.pause(),
+    ),
+    Operation(
+        method="POST",
+        path="/v1/resume",
+        summary="Go on after a pause",
+        answer=schemas.PAUSED,
+        changes=True,
+        run=lambda view, commands, asked: commands.resume(),
+    ),
+    Operation(
+        method="PUT",
+        path="/v1/targets/{pid}/pin",
+        summary="Keep a process's memory in the fastest tier, or where it is",
+        answer=schemas.PINNED,
+        path_parameters=_PID,
+        body=schemas.PIN,
+        changes=True,
+        run=lambda view, commands, asked: commands.pin(asked.path["pid"], Pin(asked.body["pin"])),
+    ),
+    Operation(
+        method="DELETE",
+        path="/v1/targets/{pid}/pin",
+        summary="Let a process's memory be placed as others' is",
+        answer=schemas.PINNED,
+        path_parameters=_PID,
+        changes=True,
+        run=lambda view, commands, asked: commands.pin(asked.path["pid"], None),
+    ),
+    Operation(
+        method="PUT",
+        path="/v1/drains/{node}",
+        summary="Take the pages of all processes off a node, and place none there",
+        answer=schemas.DRAIN,
+        path_parameters=_NODE,
+        changes=True,
+        run=lambda view, commands, asked: commands.drain(asked.path["node"], wanted=True),
+    ),
+    Operation(
+        method="DELETE",
+        path="/v1/drains/{node}",
+        summary="End a drain, or use a drained node again",
+        answer=schemas.DRAIN,
+        path_parameters=_NODE,
+        changes=True,
+        run=lambda view, commands, asked: commands.drain(asked.path["node"], wanted=False),
+    ),
+    Operation(
+        method="PATCH",
+        path="/v1/config",
+        summary="Set keys until the daemon ends, whole or not at all; null takes a key back",
+        answer=schemas.CHANGES,
+        body=schemas.SETTINGS,
+        changes=True,
+        run=lambda view, commands, asked: commands.set(asked.body),
+    ),
+)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the API takes and answers, as JSON Schema (draft 2020-12, as OpenAPI 3.1 has it).
+
+docs/status.md and docs/topology.md say what the keys mean. Answers may get more keys.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from tierd.config.rules import TABLES
+from tierd.daemon import Pin
+
+Schema: TypeAlias = Mapping[str, Any]
+
+STRING: Schema = {"type": "string"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+NUMBER: Schema = {"type": "number", "minimum": 0}
+FLAG: Schema = {"type": "boolean"}
+ANY_OBJECT: Schema = {"type": "object"}
+
+
+def whole(low: int, high: int, *, default: int | None = None) -> Schema:
+    """A whole number; without a default it has to be given."""
+    schema = {"type": "integer", "minimum": low, "maximum": high}
+    return schema if default is None else schema | {"default": default}
+
+
+def answer(**properties: Schema) -> Schema:
+    """An object that has all of these, and perhaps more."""
+    return {"type": "object", "properties": properties, "required": [*properties]}
+
+
+def array(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def mapping(values: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": values}
+
+
+def or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+_PIN = {"enum": [*map(str, Pin)]}
+_BY_TIER = mapping(COUNT)
+_TARGET = {
+    "pid": COUNT,
+    "command": STRING,
+    "cgroup": or_null(STRING),
+    "pin": or_null(_PIN),
+    "rests": FLAG,
+    "pieces": COUNT,
+    "resident": _BY_TIER,
+    "hot": _BY_TIER,
+    "rate": mapping(NUMBER),
+}
+
+DRAIN = answer(
+    node=COUNT,
+    done=FLAG,
+    moved_pages=COUNT,
+    in_use=COUNT,
+    left=mapping(COUNT),
+    passes=COUNT,
+    processes=COUNT,
+    processes_left=COUNT,
+)
+ERROR = answer(error=STRING, hint=or_null(STRING))
+VERSION = answer(version=STRING, api=STRING)
+TARGETS = answer(targets=array(answer(**_TARGET)))
+STATUS = answer(
+    pid=COUNT,
+    mode=STRING,
+    paused=FLAG,
+    rounds=COUNT,
+    rounds_s=NUMBER,
+    round_ms=NUMBER,
+    tiers=array(
+        answer(
+            rank=COUNT,
+            name=STRING,
+            kind=STRING,
+            nodes=array(COUNT),
+            capacity=COUNT,
+            free=COUNT,
+            headroom=COUNT,
+            backing=array(STRING),
+        )
+    ),
+    targets=array(answer(**_TARGET)),
+    moved=array(answer(**{"from": STRING, "to": STRING, "pages": COUNT})),
+    refused=mapping(COUNT),
+    flows=array(
+        answer(
+            tenant=STRING,
+            source=STRING,
+            destination=STRING,
+            direction={"enum": ["promotion", "demotion", "level"]},
+            outcome=STRING,
+            pages=COUNT,
+        )
+    ),
+    kept=mapping(COUNT),
+    sampler=answer(way=STRING, lost=COUNT, tuning=ANY_OBJECT),
+    page_cost_ns=NUMBER,
+    config=ANY_OBJECT,
+    set=ANY_OBJECT,
+    drains=array(DRAIN),
+    notes=array(STRING),
+)
+TOPOLOGY = answer(
+    nodes=array(answer(id=COUNT, total_bytes=COUNT, free_bytes=or_null(COUNT))),
+    tiers=array(answer(rank=COUNT, name=STRING, nodes=array(COUNT), capacity_bytes=COUNT)),
+    memdevs=array(ANY_OBJECT),
+    decoders=array(ANY_OBJECT),
+    regions=array(ANY_OBJECT),
+    dax_devices=array(ANY_OBJECT),
+    warnings=array(STRING),
+)
+EXPLANATION = answer(
+    **_TARGET,
+    ranges=array(answer(start=COUNT, end=COUNT, heat=NUMBER, resident=_BY_TIER, why=STRING)),
+    why=_BY_TIER,
+)
+EVENTS = answer(
+    events=array(
+        answer(id=COUNT, time=STRING, level=STRING, kind=STRING, message=STRING, fields=ANY_OBJECT)
+    )
+)
+CONFIG = answer(config=ANY_OBJECT, set=ANY_OBJECT)
+PAUSED = answer(paused=FLAG)
+PINNED = answer(pid=COUNT, pin=or_null(_PIN))
+CHANGES = answer(changes=array(answer(key=STRING, before={}, after={})), set=ANY_OBJECT)
+
+
+def only(properties: Schema, **more: Any) -> Schema:
+    """An object that may have these, and nothing else."""
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "additionalProperties": False,
+        **more,
+    }
+
+
+PIN = only({"pin": _PIN}, required=["pin"])
+SETTINGS = only(
+    {
+        table: only({key: or_null(rule.schema) for key, rule in rules.items()})
+        for table, rules in TABLES.items()
+    }
+)

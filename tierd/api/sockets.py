@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names that both ends know."""
+
+CONTROL = "tierd.sock"
+"""Everything; for root and GROUP."""
+
+MONITOR = "monitor.sock"
+"""What neither changes anything nor tells of one process's memory; for all."""
+
+GROUP = "tierd"

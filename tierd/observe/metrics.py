@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon's account in Prometheus' text format.
+
+Everything is told from one round's account (docs/status.md), so that a scrape and a status of that
+round agree to the page. The daemon's own CPU time, memory and files are prometheus_client's
+process_* metrics.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierd.observe.flows import OTHERS
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+BOUNDS: Sequence[float] = tuple(2.0**n for n in range(-6, 9))
+"""Of the heat histogram, in accesses per page and second: from once a minute on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heat:
+    """A tier's bytes in each bucket of BOUNDS and above the last, and their heat taken together."""
+
+    bytes: NDArray[np.number]
+    total: float
+
+
+def as_text(account: Mapping[str, Any], heat: Mapping[str, Heat]) -> str:
+    """Returns a scrape's answer. `heat` is by the tiers' names."""
+    # A daemon that is never scraped does not pay for the library.
+    from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+
+    class Account:
+        def collect(self) -> Iterator["Metric"]:
+            yield from _metrics(account, heat)
+
+    registry = CollectorRegistry()
+    registry.register(Account())
+    ProcessCollector(registry=registry)
+    return generate_latest(registry).decode()
+
+
+def _metrics(account: Mapping[str, Any], heat: Mapping[str, Heat]) -> Iterator["Metric"]:
+    yield from _tiers(account["tiers"])
+    yield from _flows(account["flows"])
+    yield from _targets(account["targets"])
+    yield from _daemon(account)
+    yield _heat(heat)
+
+
+def _tiers(tiers: Sequence[Mapping[str, Any]]) -> Iterator["Metric"]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    for key, told in (
+        ("capacity", "The memory of a tier's nodes."),
+        ("free", "What of it the kernel's free lists hold above the watermarks."),
+        ("headroom", "What of it promotions leave for new allocations."),
+    ):
+        family = GaugeMetricFamily(f"tierd_tier_{key}_bytes", told, labels=["tier"])
+        for tier in tiers:
+            family.add_metric([tier["name"]], tier[key])
+        yield family
+
+
+def _flows(flows: Sequence[Mapping[str, Any]]) -> Iterator["Metric"]:
+    from prometheus_client.core import CounterMetricFamily
+
+    labels = ["tenant", "source", "destination", "direction", "outcome"]
+    for unit, factor in (("pages", 1), ("bytes", 4096)):
+        family = CounterMetricFamily(
+            f"tierd_migration_{unit}", f"What became of {unit} that were to move.", labels=labels
+        )
+        for flow in flows:
+            family.add_metric([flow[label] for label in labels], flow["pages"] * factor)
+        yield family
+
+
+def _targets(targets: Sequence[Mapping[str, Any]]) -> Iterator["Metric"]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    for key, told in (
+        ("resident", "What a tenant's targets have on a tier."),
+        ("hot", "What of it is hot."),
+    ):
+        family = GaugeMetricFamily(f"tierd_tenant_{key}_bytes", told, labels=["tenant", "tier"])
+        total: dict[tuple[str, str], int] = {}
+        for target in targets:
+            for tier, size in target[key].items():
+                place = (target["cgroup"] or OTHERS, tier)
+                total[place] = total.get(place, 0) + size
+        for (tenant, tier), size in total.items():
+            family.add_metric([tenant, tier], size)
+        yield family
+    yield GaugeMetricFamily("tierd_targets", "Processes that are watched.", len(targets))
+
+
+def _daemon(account: Mapping[str, Any]) -> Iterator["Metric"]:
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        SummaryMetricFamily,
+    )
+
+    yield SummaryMetricFamily(
+        "tierd_round_seconds",
+        "How long rounds took, their moves included.",
+        count_value=account["rounds"],
+        sum_value=account["rounds_s"],
+    )
+    yield CounterMetricFamily(
+        "tierd_sampler_lost_records", "Records of DAMON lost.", account["sampler"]["lost"]
+    )
+    yield GaugeMetricFamily(
+        "tierd_move_cost_seconds", "What moving a page costs.", account["page_cost_ns"] / 1e9
+    )
+    yield GaugeMetricFamily("tierd_paused", "1 while an operator has it pause.", account["paused"])
+    kept = GaugeMetricFamily(
+        "tierd_kept_bytes", "Hot bytes that the last plan left in a slower tier.", labels=["reason"]
+    )
+    for reason, size in account["kept"].items():
+        kept.add_metric([reason], size)
+    yield kept
+
+
+def _heat(heat: Mapping[str, Heat]) -> "Metric":
+    from prometheus_client.core import GaugeHistogramMetricFamily
+
+    family = GaugeHistogramMetricFamily(
+        "tierd_heat_bytes",
+        "Bytes of targets by their heat, in accesses per page and second.",
+        labels=["tier"],
+    )
+    bounds = [*map(str, BOUNDS), "+Inf"]
+    for tier, found in heat.items():
+        buckets = zip(bounds, np.cumsum(found.bytes).tolist(), strict=True)
+        family.add_metric([tier], list(buckets), gsum_value=found.total)
+    return family
