@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What changes a running daemon, on a fake machine."""
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from tests.unit.machine import (
+    HOT,
+    NODES,
+    SPAN,
+    FakeFree,
+    FakeSampler,
+    Machine,
+    Memory,
+    Undisputed,
+    half_hot,
+)
+from tierd import config
+from tierd.api.inbox import Inbox
+from tierd.api.view import View
+from tierd.arbiter import Arbiter
+from tierd.daemon import Pin
+from tierd.discover.hotplug import Hotplug
+from tierd.discover.targets import Finder
+from tierd.drains import Drains
+from tierd.errors import ConfigError, NotFound, TierdError
+from tierd.kernel.free import FreeMemory
+from tierd.migrate.mover import Mover
+from tierd.model import Topology
+from tierd.observe.events import History
+from tierd.sample.session import Session
+from tierd.service import CommandLine, Service, notify
+
+
+class FakeFinder:
+    """A fake that takes every rule."""
+
+    def follow(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "tierd.toml"
+    file.write_text(f'[daemon]\nruntime_dir = "{tmp_path}"\n[policy]\npayback = 3\n')
+    return file
+
+
+@pytest.fixture
+def service(
+    path: Path, machine: Machine, history: History, monkeypatch: pytest.MonkeyPatch
+) -> Service:
+    machine.start(HOT, Memory(SPAN))
+    command_line = CommandLine(path=path, pids=(), dry_run=False)
+    files = config.load(path)
+    settings = command_line.on_top_of(files)
+    sampler = FakeSampler(half_hot(20), machine)
+    daemon = machine.daemon(sampler, settings)
+    inbox = Inbox(lambda: inbox.run())
+    free = cast(FreeMemory, FakeFree())
+    make_mover = cast(Callable[[Topology], Mover], lambda topology: machine.mover)
+    service = Service(
+        command_line=command_line,
+        files=files,
+        settings=settings,
+        daemon=daemon,
+        sampler=cast(Session, sampler),
+        finder=cast(Finder, FakeFinder()),
+        free=free,
+        arbiter=cast(Arbiter, Undisputed()),
+        drains=Drains(daemon=daemon, free=free, make_mover=make_mover),
+        hotplug=cast(Hotplug, None),
+        interrupted=lambda: False,
+        view=View(daemon, history),
+        inbox=inbox,
+    )
+    daemon.tell = service.publish
+    monkeypatch.setattr("tierd.kernel.nodes.read_in_use", lambda node: IN_USE)
+    machine.rounds(daemon, 3)
+    return service
+
+
+_, SLOW = NODES
+IN_USE = 32 << 20
+
+
+def test_a_node_in_a_drain_is_told_in_the_status(service: Service, machine: Machine) -> None:
+    told = service.drain(SLOW, wanted=True)
+    assert (told["node"], told["done"], told["in_use"]) == (SLOW, False, IN_USE)
+    machine.rounds(service.daemon, 1)
+    assert service.view.status()["drains"] == [told]
+    service.drain(SLOW, wanted=False)
+    assert service.free.closed == set()
+    with pytest.raises(NotFound, match="not being drained"):
+        service.drain(SLOW, wanted=False)
+
+
+def kinds(service: Service) -> list[str]:
+    return [happened["kind"] for happened in service.view.history.recent()]
+
+
+def test_keys_are_set_on_top_of_the_files_and_taken_back(service: Service) -> None:
+    told = service.set({"policy": {"payback": 5, "hysteresis": 2}})
+    assert told["changes"] == [
+        {"key": "policy.hysteresis", "before": 1.5, "after": 2.0},
+        {"key": "policy.payback", "before": 3.0, "after": 5.0},
+    ]
+    assert service.daemon.config.policy.placement.payback == 5
+    told = service.set({"policy": {"payback": None}})
+    assert told["set"] == {"policy": {"hysteresis": 2}}
+    placement = service.daemon.config.policy.placement
+    assert (placement.payback, placement.hysteresis) == (3, 2)
+    assert kinds(service).count("set") == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"policy": {"payback": 5, "hysteresis": 0}}, ConfigError),
+        ({"policy": {"payback": 5, "long_s": 1}}, ConfigError),
+        ({"policy": {"payback": 5}, "damon": {"sample_us": 1000}}, TierdError),
+    ],
+)
+def test_a_wrong_key_leaves_all_as_it_was(
+    service: Service, changes: dict[str, object], error: type[TierdError]
+) -> None:
+    before = service.daemon.config
+    with pytest.raises(error):
+        service.set(changes)
+    assert service.daemon.config is before
+    assert service.was_set == {}
+
+
+def test_a_reload_keeps_what_was_set(service: Service, path: Path) -> None:
+    service.set({"policy": {"hysteresis": 2}})
+    path.write_text(path.read_text().replace("payback = 3", "payback = 4"))
+    service.reload()
+    placement = service.daemon.config.policy.placement
+    assert (placement.payback, placement.hysteresis) == (4, 2)
+    path.write_text("nonsense")
+    service.reload()
+    assert service.daemon.config.policy.placement == placement
+    assert kinds(service)[-2:] == ["reload", "reload.refused"]
+
+
+def test_a_pause_is_told_once(service: Service) -> None:
+    for _ in range(2):
+        assert service.pause() == {"paused": True}
+    assert service.daemon.paused
+    for _ in range(2):
+        assert service.resume() == {"paused": False}
+    assert [kind for kind in kinds(service) if kind in ("paused", "resumed")] == [
+        "paused",
+        "resumed",
+    ]
+
+
+def test_a_pin_is_told_in_the_status(service: Service, machine: Machine) -> None:
+    assert service.pin(HOT, Pin.HERE) == {"pid": HOT, "pin": "here"}
+    machine.rounds(service.daemon, 1)
+    assert service.view.status()["targets"][0]["pin"] == "here"
+    assert service.pin(HOT, None) == {"pid": HOT, "pin": None}
+    with pytest.raises(NotFound):
+        service.pin(1, Pin.HERE)
+
+
+def test_the_status_has_what_was_set_and_what_is_amiss(
+    service: Service, machine: Machine, path: Path
+) -> None:
+    service.set({"policy": {"hysteresis": 2}})
+    service.view.history.trouble = "no room"
+    machine.rounds(service.daemon, 1)
+    told = json.loads((path.parent / "status.json").read_text())
+    assert told["set"] == {"policy": {"hysteresis": 2}}
+    assert told["config"]["policy"]["hysteresis"] == 2
+    assert "no room" in told["notes"]
+    assert not any("sysfs" in note for note in told["notes"])
+
+
+def test_that_accesses_are_read_the_slow_way_is_told(
+    service: Service, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeSampler, "way", "tried_regions")
+    machine.rounds(service.daemon, 1)
+    assert any("read from sysfs" in note for note in service.view.status()["notes"])
+
+
+def test_systemd_is_told_but_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "notify"
+    monkeypatch.setenv("NOTIFY_SOCKET", str(path))
+    monkeypatch.setattr("tierd.service.NOTIFY_S", 0.001)
+    notify("READY=1")  # nobody is there
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(path))
+        for _ in range(1000):
+            notify("WATCHDOG=1")  # until its queue is full, and on
+        assert systemd.recv(64) == b"WATCHDOG=1"
