@@ -5,17 +5,20 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tierd.config import Config
-from tierd.decide.heat import ceiling, fold
+from tierd.decide.guard import Guard, judge, promotable
+from tierd.decide.heat import ceiling, fold, score
 from tierd.decide.placement import is_hot, plan
-from tierd.decide.settle import settle
-from tierd.errors import TierdError
+from tierd.decide.settle import settle, unsettle
+from tierd.errors import NotFound, TierdError
 from tierd.kernel import process
+from tierd.kernel.pressure import Pressure
 from tierd.kernel.process import Process
 from tierd.migrate.mover import Mover
 from tierd.model import (
@@ -32,7 +35,8 @@ from tierd.model import (
     TierRoom,
     Topology,
 )
-from tierd.observe.flows import Flows, MoveCost, summary
+from tierd.observe.events import event
+from tierd.observe.flows import OTHERS, Flows, MoveCost, summary
 from tierd.sample import residence
 from tierd.sample.sampler import Sampler
 from tierd.tiers import numa
@@ -52,6 +56,15 @@ LOOK_COST = 100
 LOOK_AGAIN_S = 2.0
 
 
+class Pin(StrEnum):
+    """What an operator has said about a target's memory."""
+
+    FASTEST = "fastest"
+    """It comes first wherever there is room, and makes way for nobody."""
+    HERE = "here"
+    """It stays where it is."""
+
+
 @dataclass(slots=True)
 class Watched:
     """A target and what is known of it."""
@@ -61,6 +74,8 @@ class Watched:
     accesses: Accesses | None = None
     mapped: NDArray[np.void] | None = None
     look_at_s: float = 0.0
+    pin: Pin | None = None
+    guard: Guard = field(default_factory=Guard)
 
     def is_fresh(self, now_s: float) -> bool:
         seen = self.accesses
@@ -77,6 +92,7 @@ class Daemon:
         mover: makes moves, None to decide only.
         find: lists the processes that are to be targets now.
         free_bytes: what each node can take before the kernel reclaims.
+        pressure: how much tasks wait for memory, None where the kernel doesn't tell.
         tell: is given the status after each round.
     """
 
@@ -89,27 +105,47 @@ class Daemon:
         mover: Mover | None,
         find: Callable[[], Iterable[Process]],
         free_bytes: Callable[[], Mapping[NodeId, int]],
+        pressure: Callable[[], Pressure | None],
         tell: Callable[[dict[str, Any]], None],
     ) -> None:
         self.config, self.topology, self.sampler, self.mover = config, topology, sampler, mover
         self.find, self.free_bytes, self.tell = find, free_bytes, tell
+        self.pressure = pressure
         self.watched: dict[Pid, Watched] = {}
-        self.names = {tier.rank: tier.name for tier in topology.tiers}
+        self.names = topology.names()
         self.rank_of_node = topology.rank_of_node()
         self.unwatched: dict[Pid, str] = {}
         self.flows = Flows()
         self.cost = MoveCost(config.policy.placement.move_cost_ns)
         self.rng = np.random.default_rng()
         self.rounds = 0
-        self.round_s = 0.0
+        self.round_s = self.rounds_s = 0.0
         self.find_at_s = 0.0
         self.moved_lately = True
+        self.stalls: str | None = None
+        """What the status tells while tasks wait for memory too much for moves up."""
+        self.paused = False
+        self.yields = False
+        """Whether somebody else spends the budget of moves meanwhile, as a drain does."""
 
     def reconfigure(self, config: Config, mover: Mover | None) -> None:
         """Goes on by another configuration, between two rounds; what is known of targets stays."""
         self.config, self.mover = config, mover
         self.cost.prior_ns = config.policy.placement.move_cost_ns
         self.find_at_s = 0.0
+
+    def retier(self, topology: Topology, mover: Mover | None) -> None:
+        """Goes on with other tiers, between two rounds; fewer than two are nothing to move between.
+
+        What is known of targets stays, but where any node is of another rank now, all pieces are
+        looked for anew.
+        """
+        ranks = topology.rank_of_node()
+        if not np.array_equal(ranks, self.rank_of_node):
+            for watched in self.watched.values():
+                watched.pieces = unsettle(watched.pieces)
+        self.topology, self.mover = topology, mover
+        self.names, self.rank_of_node = topology.names(), ranks
 
     def run(self, stop_asked: Callable[[float], bool], *, for_s: float | None = None) -> None:
         """Goes round until it is asked to stop, or for so many seconds.
@@ -137,7 +173,30 @@ class Daemon:
         self._move(made, begin_s)
         self.rounds += 1
         self.round_s = time.monotonic() - begin_s
+        self.rounds_s += self.round_s
         self.tell(self._status(rooms))
+
+    def pin(self, pid: Pid, pin: Pin | None) -> None:
+        """Keeps a target's memory in the fastest tier, or where it is, or no more (None).
+
+        Raises:
+            NotFound: it is no target.
+        """
+        self.target(pid).pin = pin
+
+    def target(self, pid: Pid) -> Watched:
+        """Returns what is known of a target.
+
+        Raises:
+            NotFound: it is none.
+        """
+        watched = self.watched.get(pid)
+        if watched is None:
+            raise NotFound(
+                f"process {pid} is no target",
+                hint="tierctl targets lists them; [[target]] in the configuration chooses them",
+            )
+        return watched
 
     # Targets
 
@@ -170,20 +229,30 @@ class Daemon:
             return
         self.unwatched.pop(target.pid, None)
         self.watched[target.pid] = Watched(process=target)
-        log.info("watching process %d (%s)", target.pid, target.command)
+        log.info(
+            "watching process %d (%s)",
+            target.pid,
+            target.command,
+            extra=event("target.new", pid=target.pid, command=target.command),
+        )
 
     def _leave_out(self, target: Process, error: TierdError) -> None:
         """Goes on without a target that cannot be watched now, and says so once."""
         note = f"process {target.pid} ({target.command}) is not watched: {error}"
         if self.unwatched.get(target.pid) != note:
-            log.warning("%s; the others are", note)
+            log.warning("%s; the others are", note, extra=event("target.left", pid=target.pid))
         self.unwatched[target.pid] = note
 
     def _forget(self, pid: Pid) -> None:
         watched = self.watched.pop(pid, None)
         if watched is not None:
             self.sampler.unwatch(pid)
-            log.info("process %d (%s) is no target any more", pid, watched.process.command)
+            log.info(
+                "process %d (%s) is no target any more",
+                pid,
+                watched.process.command,
+                extra=event("target.gone", pid=pid, command=watched.process.command),
+            )
 
     # Sample
 
@@ -227,68 +296,141 @@ class Daemon:
 
     # Decide
 
+    def _rests(self, watched: Watched, most: float, policy: Policy, now_s: float) -> bool:
+        """Returns whether nothing of a target is to be moved up now, and tells where it begins."""
+        before = watched.guard
+        watched.guard = judge(before, watched.pieces, most, policy, now_s=now_s)
+        if watched.guard.rests_until_s > before.rests_until_s:
+            who, rest_s = watched.process, watched.guard.rests_until_s - now_s
+            log.warning(
+                "process %d (%s): most of what was moved lately was not worth it; nothing of it is "
+                "moved up for %.0f s",
+                who.pid,
+                who.command,
+                rest_s,
+                extra=event("target.rests", pid=who.pid, command=who.command, rest_s=rest_s),
+            )
+        return watched.guard.rests(now_s)
+
+    def _promotable(self) -> float:
+        """Returns which share of the budget may be used to move up, and tells of less than all."""
+        pressure = self.pressure()
+        percent = None if pressure is None else pressure.some_percent
+        share = promotable(percent, self.config.policy.placement)
+        was, self.stalls = self.stalls, None
+        if share < 1:
+            what = "less" if share else "nothing"
+            self.stalls = f"tasks wait for memory {percent:.0f} % of the time: {what} is moved up"
+            if was is None:
+                log.warning("%s", self.stalls, extra=event("memory.stalls"))
+        return share
+
     def _rooms(self) -> list[TierRoom]:
         percent = self.config.policy.headroom_percent
         return numa.rooms(self.topology.tiers, self.free_bytes(), percent)
 
-    def _policy(self) -> Policy:
+    def policy(self) -> Policy:
+        """Returns the configured policy with what moving a page was found to cost."""
         return replace(self.config.policy.placement, move_cost_ns=self.cost.page_ns)
 
+    @property
+    def budget_bytes(self) -> int:
+        """What may be moved in a round."""
+        config = self.config
+        return int(config.migrate.budget_mbps * (1 << 20) * config.daemon.interval_s)
+
     def _decide(self, fresh: list[Watched], rooms: list[TierRoom], now_s: float) -> Plan:
+        policy = self.policy()
         targets = [
-            Target(pid=w.process.pid, pieces=w.pieces, ceiling=ceiling(w.accesses))
+            Target(
+                pid=w.process.pid,
+                pieces=w.pieces,
+                ceiling=(most := ceiling(w.accesses)),
+                pinned=w.pin is Pin.FASTEST,
+                rests=w.pin is None and self._rests(w, most, policy, now_s),
+            )
             for w in fresh
-            if w.accesses is not None
+            if w.accesses is not None and w.pin is not Pin.HERE
         ]
-        budget = self.config.migrate.budget_mbps * (1 << 20) * self.config.daemon.interval_s
+        budget = self.budget_bytes
         if self.cost.seen_pages < FIRST_PAGES:
             budget = min(budget, FIRST_PAGES * PAGE_BYTES)
-        made = plan(targets, rooms, self._policy(), now_s=now_s, budget_bytes=int(budget))
+        made = plan(
+            targets,
+            rooms,
+            policy,
+            now_s=now_s,
+            budget_bytes=budget,
+            promotable=self._promotable(),
+        )
         self.flows.note(made)
+        first = 0
+        for target in targets:
+            last = first + len(target.pieces)
+            target.pieces["kept"] = made.kept_codes[first:last]
+            first = last
         return made
 
     # Migrate
 
     def _move(self, made: Plan, begin_s: float) -> None:
         self.moved_lately = bool(len(made.moves))
-        if self.mover is None or not len(made.moves):
+        if self.mover is None or self.paused or self.yields or not len(made.moves):
             self.cost.idle()
             return
         config = self.config
         share_s = config.daemon.interval_s * config.migrate.round_percent / 100
         report = self.mover.run(made, deadline_s=time.monotonic() + share_s)
-        self.flows.add(report)
+        tenants = [self.watched[pid].process.cgroup or OTHERS for pid in made.pids]
+        self.flows.add(report, self.topology.tiers, tenants)
         self.cost.add(report)
         self._learn(report, begin_s)
-        if line := summary(report, self.names):
-            log.info("%s", line)
+        if line := summary(report, self.topology.tiers):
+            log.info("%s", line, extra=event("moved", pages=report.moved_pages))
 
     def _learn(self, report: Report, now_s: float) -> None:
         for index, pid in enumerate(report.plan.pids):
             watched = self.watched[pid]
-            watched.pieces = settle(watched.pieces, report, index, self._policy(), now_s=now_s)
+            watched.pieces = settle(watched.pieces, report, index, self.policy(), now_s=now_s)
 
     # Observe
 
     def _status(self, rooms: list[TierRoom]) -> dict[str, Any]:
-        flows, names = self.flows, self.names
+        flows = self.flows
         return {
             "mode": str(self.config.policy.mode),
+            "paused": self.paused,
             "rounds": self.rounds,
+            "rounds_s": round(self.rounds_s, 3),
             "round_ms": round(self.round_s * 1e3, 2),
             "tiers": [
                 self._tier_status(*pair) for pair in zip(self.topology.tiers, rooms, strict=True)
             ],
-            "targets": [self._target_status(watched) for watched in self.watched.values()],
+            "targets": [self.target_status(watched) for watched in self.watched.values()],
             "moved": [
-                {"from": names[source], "to": names[destination], "pages": count}
+                {"from": source, "to": destination, "pages": count}
                 for (source, destination), count in sorted(flows.moved.items())
             ],
-            "refused": {o.label: count for o, count in sorted(flows.refused.items()) if count},
+            "refused": {o.label: count for o, count in sorted(flows.refused.items())},
+            "flows": [
+                {
+                    "tenant": flow.tenant,
+                    "source": flow.source,
+                    "destination": flow.destination,
+                    "direction": str(flow.direction),
+                    "outcome": flow.outcome.label,
+                    "pages": count,
+                }
+                for flow, count in sorted(flows.pages.items())
+            ],
             "kept": {str(why): size for why, size in flows.kept.items()},
             "sampler": self._sampler_status(),
             "page_cost_ns": round(self.cost.page_ns, 1),
-            "notes": [*self.topology.warnings, *self.unwatched.values()],
+            "notes": [
+                *self.topology.warnings,
+                *self.unwatched.values(),
+                *filter(None, [self.stalls]),
+            ],
         }
 
     def _sampler_status(self) -> dict[str, Any]:
@@ -309,17 +451,23 @@ class Daemon:
             "backing": sorted(backing),
         }
 
-    def _target_status(self, watched: Watched) -> dict[str, Any]:
+    def target_status(self, watched: Watched) -> dict[str, Any]:
+        """Tells what a target has where, and what of that is hot."""
         pieces = watched.pieces
         length = (pieces["end"] - pieces["start"]).astype(np.float64)
         resident = length[:, None] * pieces["resident"]
         most = np.inf if watched.accesses is None else ceiling(watched.accesses)
-        hot = is_hot(pieces, most, self._policy())
+        hot = is_hot(pieces, most, self.policy())
+        rate = (score(pieces)[:, None] * resident).sum(axis=0)
         ranks = sorted(self.names)
         return {
             "pid": watched.process.pid,
             "command": watched.process.command,
+            "cgroup": watched.process.cgroup,
+            "pin": watched.pin and str(watched.pin),
+            "rests": watched.guard.rests(time.monotonic()),
             "pieces": len(pieces),
             "resident": {self.names[rank]: int(resident[:, rank].sum()) for rank in ranks},
             "hot": {self.names[rank]: int(resident[hot, rank].sum()) for rank in ranks},
+            "rate": {self.names[rank]: round(float(rate[rank]), 1) for rank in ranks},
         }

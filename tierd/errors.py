@@ -45,3 +45,11 @@ class ConfigError(TierdError):
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = problems
+
+
+class Busy(TierdError):
+    """What was asked for could not be done in time."""
+
+
+class NotFound(TierdError):
+    """There is nothing of that name here."""

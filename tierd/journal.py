@@ -35,6 +35,12 @@ EntryId = NewType("EntryId", int)
 COMPACT_LINES = 512
 """A journal with more lines than this beside its live entries is rewritten."""
 
+MOST_BYTES = 16 << 20
+"""A hundred times what a journal comes to: a larger file is something else."""
+
+TOLD_LINES = 8
+"""So many lines that cannot be read are told one by one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tunable:
@@ -78,7 +84,7 @@ class Journal:
 
     Raises:
         Conflict: another process has it open.
-        TierdError: the directory cannot be written.
+        TierdError: the directory cannot be written, or the file not read.
     """
 
     def __init__(
@@ -168,11 +174,11 @@ class Journal:
 
         What cannot be taken back now is told and stays recorded, for the next start.
         """
-        told, self._unread = self._unread, []
+        told, self._unread = _shortened(self._unread), []
         for entry in sorted(self._live, reverse=True):
             try:
                 line = self.revert(entry)
-            except (OSError, TierdError) as error:
+            except (OSError, TierdError, ValueError) as error:
                 line = f"could not undo {self._live[entry]}: {error}; recorded for the next start"
             if line is not None:
                 told.append(line)
@@ -230,7 +236,7 @@ class Journal:
 
     def _load(self) -> None:
         """Reads the live entries. The last line may be torn: its change was never made then."""
-        text = self._path.read_bytes()
+        text = _read(self._path)
         whole = text[: text.rfind(b"\n") + 1]
         for number, line in enumerate(whole.splitlines(), 1):
             self._load_line(number, line)
@@ -245,7 +251,14 @@ class Journal:
             boot, entry = fields.pop("boot"), EntryId(int(fields.pop("id")))
             kind = fields.pop("kind")
             change = None if kind == "undone" else _parse(_KINDS[kind], fields)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
             self._unread.append(f"{self._path}:{number} cannot be read ({error!r}): passed over")
             return
         if boot != self._boot:
@@ -276,10 +289,18 @@ class Journal:
         return json.dumps(fields).encode() + b"\n"
 
     def _forget(self, entry: EntryId) -> None:
-        """Marks a change as taken back; a lost mark costs a look at the machine, no more."""
+        """Marks a change as taken back.
+
+        On a full disk the mark is lost, which costs a look at the machine at the next start. With
+        the last change even that is spared: to empty the file takes no room.
+        """
         del self._live[entry]
-        with contextlib.suppress(TierdError):
+        try:
             self._append(entry, None)
+        except TierdError:
+            if not self._live:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._fd, 0)
 
     def _compact(self, *, most: int) -> None:
         """Leaves the live entries alone in the file when it has so many lines beside them.
@@ -298,12 +319,12 @@ class Journal:
         try:
             _write_synced(fd, b"".join(self._line(*item) for item in self._live.items()))
             fresh.rename(self._path)
-            os.fsync(self._dir_fd)
         except OSError:
             os.close(fd)
             raise
         os.close(self._fd)
         self._fd, self._lines = fd, len(self._live)
+        os.fsync(self._dir_fd)
 
 
 def _open_locked(state_dir: Path) -> int:
@@ -323,6 +344,17 @@ def _open_locked(state_dir: Path) -> int:
     return fd
 
 
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise _unusable(path, error.strerror) from error
+    if len(text) > MOST_BYTES:
+        raise _unusable(path, f"it has more than {MOST_BYTES >> 20} MiB, which no journal comes to")
+    return text
+
+
 def _write_synced(fd: int, data: bytes) -> None:
     if os.write(fd, data) != len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -334,6 +366,19 @@ def _unwritable(path: Path, error: OSError) -> TierdError:
         f"{path}: {error.strerror}: tierd changes nothing that it cannot record",
         hint="make the state directory writable and see that its file system has room",
     )
+
+
+def _unusable(path: Path, why: str | None) -> TierdError:
+    return TierdError(
+        f"{path}: {why}: what an earlier tierd has changed on this machine cannot be known",
+        hint="see what is in the way; with the file moved aside tierd starts, and what it has "
+        "recorded is no more after a reboot",
+    )
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    more = len(lines) - TOLD_LINES
+    return lines if more <= 0 else [*lines[:TOLD_LINES], f"and so are {more} other lines"]
 
 
 def _parse(kind: type[Change], fields: Mapping[str, Any]) -> Change:

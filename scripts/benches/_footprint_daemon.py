@@ -12,17 +12,20 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import tierd.cli.daemon
+import tierd.service
 from tests.unit.replay import Replay, recorded
 from tierd.config import DamonConfig, TierConfig
+from tierd.discover import hotplug
 from tierd.discover.topology import discover
 from tierd.journal import Journal
 from tierd.model import NodeId, Rank, Tier, TierKind, Topology
 
 
-def two_tiers(declared: Sequence[TierConfig]) -> Topology:
+def two_tiers(declared: Sequence[TierConfig], *_: object, **__: object) -> Topology:
     """All memory that there is in the fast tier: what is hot has no way to go."""
     found = discover(declared)
     here = found.nodes[0]
@@ -49,9 +52,13 @@ def replay(config: DamonConfig, journal: Journal) -> Iterator[Replay]:
 
 def main() -> None:
     """Replaces them, then is `tierd`."""
-    replaced: dict[str, Any] = {"Session": replay, "discover": two_tiers}
-    for name, value in replaced.items():
-        setattr(tierd.cli.daemon, name, value)
+    replaced: tuple[tuple[ModuleType, str, Any], ...] = (
+        (tierd.service, "Session", replay),
+        (tierd.service, "discover", two_tiers),
+        (hotplug, "discover", two_tiers),
+    )
+    for module, name, value in replaced:
+        setattr(module, name, value)
     tierd.cli.daemon.main()
 
 

@@ -16,19 +16,19 @@ from pathlib import Path
 
 import numpy as np
 
-from tierd.cli.daemon import make_mover
 from tierd.config import Config
 from tierd.discover.topology import discover
 from tierd.kernel.free import FreeMemory
 from tierd.migrate.mover import Mover
 from tierd.model import MOVE, PAGE_BYTES, NodeId, Pid, Plan
+from tierd.service import make_mover
 
 PAGES = 65536
 """What the default budget lets be moved in a round."""
 
 STEPS = {"contiguous": 1, "scattered": 4}
 BATCHES = (1024, 4096, 16384, 65536)
-ROUNDS = 11
+ROUNDS = 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ def test_schema_is_that_of_what_is_shown(path: Path) -> None:
 
 def publish(path: Path, **more: object) -> None:
     """What a daemon that runs by the files publishes."""
-    status.publish(path.parent, {"pid": os.getpid(), **more})
+    status.publish(path.parent, {"pid": os.getpid(), "set": {}, **more})
 
 
 def test_diff_tells_what_a_reload_would_change(path: Path) -> None:

@@ -1,252 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon over fakes of all that it touches: clock, processes, their memory, sampler, mover."""
+"""The daemon on a fake machine."""
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import tierd.daemon
-from tests.unit.replay import BUFFER, MIB, WINDOW, Replay, recorded
+from tests.unit.machine import (
+    AGGREGATION_S,
+    CXL,
+    DRAM,
+    HALF_HOT,
+    HOT,
+    MOVE_NS,
+    OTHER,
+    PAGES,
+    SPAN,
+    FakeSampler,
+    Machine,
+    Memory,
+    a_process,
+    half_hot,
+    topology,
+)
+from tests.unit.replay import BUFFER, MIB, WINDOW, recorded
 from tests.unit.test_status_file import STATUS
-from tests.unit.world import BASE, snapshot
+from tests.unit.world import snapshot
 from tierd.cli.status import as_text
 from tierd.config import Config, MigrateConfig, Mode, PolicyConfig
-from tierd.daemon import FIRST_PAGES, LOOK_AGAIN_S, STALE_AGGREGATIONS, Daemon
+from tierd.daemon import FIRST_PAGES, LOOK_AGAIN_S, STALE_AGGREGATIONS, Daemon, Pin
 from tierd.errors import Conflict
-from tierd.kernel.process import RANGE, Process
-from tierd.migrate.mover import Mover
-from tierd.model import (
-    PAGE_BYTES,
-    Accesses,
-    Backing,
-    Node,
-    NodeId,
-    Outcome,
-    Pid,
-    Plan,
-    Rank,
-    Report,
-    Tier,
-    TierKind,
-    Topology,
-)
-
-DRAM, CXL = Rank(0), Rank(1)
-NODES = (NodeId(0), NodeId(2))  # not the same numbers as the ranks'
-HOT, OTHER = Pid(640), Pid(641)
-AGGREGATION_S = 0.4
-MOVE_NS = 3000
-
-
-def topology(fast_bytes: int) -> Topology:
-    def node(id: NodeId, size_bytes: int, backing: Backing) -> Node:
-        return Node(
-            id=id,
-            cpus=(),
-            total_bytes=size_bytes,
-            distances={},
-            any_initiator=None,
-            cpu_initiator=None,
-            kernel_tier=None,
-            backing=backing,
-        )
-
-    def tier(rank: Rank, kind: TierKind, size_bytes: int) -> Tier:
-        nodes = (NODES[rank],)
-        return Tier(rank=rank, name=kind, kind=kind, nodes=nodes, capacity_bytes=size_bytes)
-
-    slow_bytes = 1 << 30
-    return Topology(
-        nodes=(
-            node(NODES[DRAM], fast_bytes, Backing.DRAM),
-            node(NODES[CXL], slow_bytes, Backing.CXL),
-        ),
-        tiers=(tier(DRAM, TierKind.DRAM, fast_bytes), tier(CXL, TierKind.CXL, slow_bytes)),
-        warnings=("node 3 is in no tier",),
-    )
-
-
-def a_process(pid: Pid, start_ticks: int = 1) -> Process:
-    return Process(
-        pid=pid,
-        leader=pid,
-        command="hotset",
-        start_ticks=start_ticks,
-        resident_bytes=64 * MIB,
-        is_kernel_thread=False,
-        user_id=0,
-        cgroup=None,
-        allowed_nodes=None,
-        locked_bytes=0,
-    )
-
-
-class Memory:
-    """A fake process's memory: mapped over `span`, each page on a rank."""
-
-    def __init__(self, span: range, rank: Rank = CXL) -> None:
-        self.span = span
-        self.rank = np.full(len(span) // PAGE_BYTES, rank)
-
-    def index(self, addresses: NDArray[np.uint64]) -> NDArray[np.int64]:
-        return (addresses.astype(np.int64) - self.span.start) // PAGE_BYTES
-
-    def share(self, part: range, rank: Rank) -> float:
-        first = (part.start - self.span.start) // PAGE_BYTES
-        return float(np.mean(self.rank[first : first + len(part) // PAGE_BYTES] == rank))
-
-
-class FakeSampler(Replay):
-    """A fake that plays snapshots, and tells of exits as it is told to."""
-
-    def __init__(self, snapshots: Sequence[Accesses], machine: "Machine") -> None:
-        super().__init__(snapshots, machine.monotonic)
-        self.machine = machine
-        self.lost: list[Pid] = []
-        self.refused: set[Pid] = set()
-        self.calls: list[tuple[str, Pid]] = []
-
-    def watch(self, pid: Pid) -> None:
-        self.calls.append(("watch", pid))
-        if pid not in self.machine.memory:
-            raise ProcessLookupError
-        if pid in self.refused:
-            raise Conflict("DAMON has no free slot")
-        super().watch(pid)
-
-    def unwatch(self, pid: Pid) -> None:
-        self.calls.append(("unwatch", pid))
-        super().unwatch(pid)
-
-    def gone(self) -> list[Pid]:
-        gone, self.lost = self.lost, []
-        return gone
-
-
-class FakeMover:
-    """A fake that moves all that it is asked to, at a fixed cost."""
-
-    def __init__(self, machine: "Machine") -> None:
-        self.machine = machine
-        self.moved: list[int] = []
-
-    def run(self, plan: Plan, *, deadline_s: float) -> Report:
-        assert deadline_s > self.machine.now_s
-        pages = np.zeros((len(plan.moves), len(Outcome)), np.int64)
-        reached = plan.moves["end"].copy()
-        for row, move in enumerate(plan.moves):
-            memory = self.machine.memory[plan.pids[move["target"]]]
-            first, behind = memory.index(np.array([move["start"], move["end"]]))
-            there = first + np.flatnonzero(memory.rank[first:behind] == move["source"])
-            there = there[: -(-int(move["bytes"]) // PAGE_BYTES)]
-            memory.rank[there] = move["destination"]
-            pages[row, Outcome.MOVED] = len(there)
-            if len(there) * PAGE_BYTES >= move["bytes"]:
-                reached[row] = memory.span.start + (there[-1] + 1) * PAGE_BYTES
-        moved = int(pages.sum())
-        self.moved.append(moved)
-        return Report(plan=plan, pages=pages, reached=reached, busy_ns=moved * MOVE_NS)
-
-
-class Machine:
-    """Fakes of the kernel's side: /proc/PID/maps, move_pages(2)'s query, free memory, the clock."""
-
-    def __init__(self, fast_bytes: int = 128 * MIB) -> None:
-        self.now_s = 5000.0
-        self.topology = topology(fast_bytes)
-        self.processes: list[Process] = []
-        self.memory: dict[Pid, Memory] = {}
-        self.looks = 0
-        self.told: list[dict[str, Any]] = []
-        self.mover = FakeMover(self)
-
-    def start(self, pid: Pid, memory: Memory, start_ticks: int = 1) -> None:
-        self.processes.append(a_process(pid, start_ticks))
-        self.memory[pid] = memory
-
-    def end(self, pid: Pid) -> None:
-        self.processes = [process for process in self.processes if process.pid != pid]
-        self.memory.pop(pid, None)
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def find(self) -> list[Process]:
-        self.looks += 1
-        return list(self.processes)
-
-    def read_mapped(self, pid: Pid) -> NDArray[np.void] | None:
-        if pid not in self.memory:
-            return None
-        span = self.memory[pid].span
-        return np.array([(span.start, span.stop)], RANGE)
-
-    def query(self, pid: Pid, folios: NDArray[np.void]) -> None:
-        if pid not in self.memory:
-            raise ProcessLookupError
-        memory = self.memory[pid]
-        folios["node"] = np.array(NODES)[memory.rank[memory.index(folios["addr"])]]
-
-    def free_bytes(self) -> dict[NodeId, int]:
-        on = sum(np.bincount(memory.rank, minlength=2) for memory in self.memory.values())
-        used = np.zeros(2, int) + on * PAGE_BYTES
-        return {
-            tier.nodes[0]: tier.capacity_bytes - int(used[tier.rank])
-            for tier in self.topology.tiers
-        }
-
-    def daemon(
-        self, sampler: FakeSampler, config: Config | None = None, *, moves: bool = True
-    ) -> Daemon:
-        daemon = Daemon(
-            config or Config(),
-            topology=self.topology,
-            sampler=sampler,
-            mover=cast(Mover, self.mover) if moves else None,
-            find=self.find,
-            free_bytes=self.free_bytes,
-            tell=self.told.append,
-        )
-        daemon.rng = np.random.default_rng(1)
-        return daemon
-
-    def rounds(self, daemon: Daemon, seconds: float) -> list[int]:
-        """Goes round each second; returns the pages moved in each round."""
-        moved = []
-        for _ in range(round(seconds)):
-            before = sum(self.mover.moved)
-            daemon.round()
-            moved.append(sum(self.mover.moved) - before)
-            self.now_s += 1.0
-        return moved
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    machine = Machine()
-    monkeypatch.setattr(tierd.daemon, "time", machine)
-    monkeypatch.setattr("tierd.kernel.process.read_mapped", machine.read_mapped)
-    monkeypatch.setattr("tierd.kernel.pages.query", machine.query)
-    return machine
-
-
-SPAN = range(BASE, BASE + 64 * MIB)
-PAGES = len(SPAN) // PAGE_BYTES
-HALF_HOT = range(BASE, BASE + 32 * MIB)
-
-
-def half_hot(snapshots: int) -> list[Accesses]:
-    """Snapshots of which the first half of SPAN is as hot as it can be."""
-    return [
-        snapshot([0, PAGES // 2, PAGES], [20, 0], at_s=number * AGGREGATION_S)
-        for number in range(snapshots)
-    ]
+from tierd.model import PAGE_BYTES, Pid, Plan, Policy, Rank, Report, TierKind, Topology
 
 
 def budget(mbps: float, mode: Mode = Mode.PLACE) -> Config:
@@ -469,6 +257,85 @@ def test_a_hot_set_larger_than_fast_memory_is_told_as_kept(machine: Machine) -> 
     assert kept == pytest.approx(len(HALF_HOT) - room, abs=0.1 * MIB)
 
 
+def only(whole: Topology, kind: TierKind) -> Topology:
+    """The topology where one tier alone has memory."""
+    tiers = [tier for tier in whole.tiers if tier.kind is kind]
+    (node,) = tiers[0].nodes
+    return replace(
+        whole,
+        nodes=tuple(n for n in whole.nodes if n.id == node),
+        tiers=(replace(tiers[0], rank=Rank(0)),),
+        warnings=("this machine has no second memory node",),
+    )
+
+
+def test_a_tier_goes_and_comes_back(machine: Machine) -> None:
+    machine.start(HOT, Memory(SPAN))
+    daemon = machine.daemon(FakeSampler(half_hot(200), machine))
+    mover, whole = daemon.mover, machine.topology
+    machine.rounds(daemon, 12)
+    promoted = machine.told[-1]["moved"]
+    assert promoted == [{"from": "cxl", "to": "dram", "pages": PAGES // 2}]
+
+    machine.memory[HOT].rank[:] = DRAM  # as the kernel does when the slow node goes offline
+    daemon.retier(only(whole, TierKind.DRAM), mover)
+    assert not any(machine.rounds(daemon, 5))
+    status = machine.told[-1]
+    assert status["notes"] == ["this machine has no second memory node"]
+    assert [tier["name"] for tier in status["tiers"]] == ["dram"]
+    assert status["moved"] == promoted, "totals outlive the tier"
+    assert status["targets"][0]["resident"] == {"dram": len(SPAN)}
+
+    machine.memory[HOT].rank[:] = CXL
+    daemon.retier(whole, mover)
+    machine.rounds(daemon, 12)
+    assert machine.memory[HOT].share(HALF_HOT, DRAM) == 1
+    status = machine.told[-1]
+    assert status["moved"] == [{"from": "cxl", "to": "dram", "pages": PAGES}]
+    assert status["targets"][0]["resident"] == {"dram": len(HALF_HOT), "cxl": len(HALF_HOT)}
+
+
+def test_no_tier_at_all_is_survived(machine: Machine) -> None:
+    machine.start(HOT, Memory(SPAN))
+    daemon = machine.daemon(FakeSampler(half_hot(50), machine))
+    machine.rounds(daemon, 3)
+    daemon.retier(replace(machine.topology, tiers=()), daemon.mover)
+    machine.rounds(daemon, 3)
+    status = machine.told[-1]
+    assert (status["tiers"], status["targets"][0]["resident"]) == ([], {})
+
+
+def test_where_ranks_shift_pieces_are_looked_for_anew(machine: Machine) -> None:
+    """The slow tier becomes the fastest: what lay on rank 1 lies on rank 0 now."""
+    machine.start(HOT, Memory(SPAN))
+    daemon = machine.daemon(FakeSampler(half_hot(50), machine), moves=False)
+    machine.rounds(daemon, 8)
+    watched = daemon.watched[HOT]
+    heat = watched.pieces["long"].copy()
+    assert watched.pieces["resident"][:, CXL].all()
+    watched.pieces["held_until_s"], watched.pieces["refusals"] = machine.now_s + 600, 9
+    daemon.retier(only(machine.topology, TierKind.CXL), None)
+    assert not watched.pieces["resident"].any()
+    assert not watched.pieces["refusals"].any()
+    assert (watched.pieces["held_until_s"] < machine.now_s).all()
+    assert (watched.pieces["long"] == heat).all()
+    machine.rounds(daemon, 1)
+    assert machine.told[-1]["targets"][0]["resident"] == {"cxl": len(SPAN)}
+
+
+def test_a_tier_that_only_shrinks_leaves_pieces_as_they_are(machine: Machine) -> None:
+    machine.start(HOT, Memory(SPAN))
+    daemon = machine.daemon(FakeSampler(half_hot(50), machine), moves=False)
+    machine.rounds(daemon, 8)
+    before = daemon.watched[HOT].pieces.copy()
+    fast, slow = machine.topology.tiers
+    less = replace(machine.topology, tiers=(fast, replace(slow, capacity_bytes=512 * MIB)))
+    daemon.retier(less, None)
+    assert (daemon.watched[HOT].pieces == before).all()
+    machine.rounds(daemon, 1)
+    assert machine.told[-1]["tiers"][1]["capacity"] == 512 * MIB
+
+
 def idle_daemon(machine: Machine) -> Daemon:
     """One with nothing to do, once a second."""
     return machine.daemon(FakeSampler(half_hot(2), machine))
@@ -514,3 +381,75 @@ def test_a_round_that_takes_too_long_is_not_made_up_for(machine: Machine) -> Non
     daemon.tell = slow_first
     daemon.run(wait)
     assert [at_s - begun_s[0] for at_s in begun_s] == pytest.approx([0.0, 3.5, 4.5])
+
+
+def test_while_paused_nothing_moves(machine: Machine) -> None:
+    machine.start(HOT, Memory(SPAN))
+    daemon = machine.daemon(FakeSampler(half_hot(60), machine))
+    daemon.paused = True
+    assert not any(machine.rounds(daemon, 8))
+    assert machine.told[-1]["targets"][0]["hot"]["cxl"] == len(HALF_HOT), "it samples all the same"
+    daemon.paused = False
+    assert any(machine.rounds(daemon, 8))
+
+
+def test_while_tasks_wait_for_memory_nothing_is_moved_up(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.start(HOT, Memory(SPAN))
+    daemon = machine.daemon(FakeSampler(half_hot(60), machine))
+    machine.stall_percent = 12.0
+    assert not any(machine.rounds(daemon, 8))
+    note = "tasks wait for memory 12 % of the time: nothing is moved up"
+    *others, last = machine.told[-1]["notes"]
+    assert last == note
+    assert [record.message for record in caplog.records].count(note) == 1
+    machine.stall_percent = 0.0
+    assert any(machine.rounds(daemon, 8))
+    assert machine.told[-1]["notes"] == others
+
+
+def test_a_process_whose_moves_do_not_pay_is_left_alone_and_told(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A half is lukewarm for 6 seconds of 20: worth a move, if it only stayed so."""
+    machine.start(HOT, Memory(SPAN))
+    edges, seconds = [0, PAGES // 2, PAGES], 40
+    at_s = np.arange(0, seconds, AGGREGATION_S).tolist()
+    lukewarm = [snapshot(edges, [2 * (now_s % 20 < 6), 0], now_s) for now_s in at_s]
+    config = Config(policy=PolicyConfig(placement=Policy(latency_gap_ns=200)))
+    daemon = machine.daemon(FakeSampler(lukewarm, machine), config)
+    moved = machine.rounds(daemon, seconds)
+    assert sum(moved[:15]) > 0
+    assert sum(moved[20:]) == 0
+    assert machine.told[-1]["targets"][0]["rests"]
+    assert "most of what was moved lately was not worth it" in caplog.text
+
+
+def test_what_is_pinned_where_it_is_stays(machine: Machine) -> None:
+    machine.start(HOT, Memory(SPAN))
+    daemon = machine.daemon(FakeSampler(half_hot(60), machine))
+    machine.rounds(daemon, 1)
+    daemon.pin(HOT, Pin.HERE)
+    machine.rounds(daemon, 10)
+    assert machine.memory[HOT].share(SPAN, CXL) > 0.9, "but for what moved in the first round"
+    daemon.pin(HOT, None)
+    machine.rounds(daemon, 10)
+    assert machine.memory[HOT].share(HALF_HOT, DRAM) == 1
+
+
+def test_what_is_pinned_to_the_fastest_comes_first_and_makes_way_for_nobody(
+    machine: Machine,
+) -> None:
+    machine.topology = topology(48 * MIB)
+    machine.start(HOT, Memory(SPAN))
+    daemon = machine.daemon(FakeSampler(half_hot(100), machine))
+    machine.rounds(daemon, 12)
+    assert machine.memory[HOT].share(HALF_HOT, DRAM) == 1
+    cold = range(HALF_HOT.stop, SPAN.stop)
+    assert machine.memory[HOT].share(cold, DRAM) == 0
+    daemon.pin(HOT, Pin.FASTEST)
+    machine.rounds(daemon, 12)
+    assert machine.memory[HOT].share(HALF_HOT, DRAM) == 1
+    room = 48 * MIB - int(0.02 * 48 * MIB) - len(HALF_HOT)
+    assert machine.memory[HOT].share(cold, DRAM) * len(cold) == pytest.approx(room, abs=PAGE_BYTES)

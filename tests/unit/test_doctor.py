@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from tests.unit import trees
 from tests.unit.fake_damon import FakeDamon
 from tests.unit.test_targets import put
+from tests.unit.test_tracepoint import FORMAT
 from tierd.cli.control import main
 from tierd.cli.doctor import CHECKS, Finding, Verdict, examine
 from tierd.sample.session import MARK_FIRST_US
@@ -109,6 +110,42 @@ def test_numa_balancing_is_a_rival(root: Path, path: Path, mode: int, says: str)
     (found,) = of("numa_balancing", examine(path, root))
     assert found.verdict is WARN
     assert says in found.message
+
+
+@pytest.mark.parametrize(
+    ("conflicts", "mode", "verdict", "says"),
+    [
+        ("observe", "place", WARN, "tierd only observes meanwhile"),
+        ("take_over", "place", OK, "turns it off meanwhile"),
+        ("refuse", "place", FAIL, "tierd refuses"),
+        ("ignore", "place", WARN, "against what tierd decides"),
+        ("refuse", "observe", OK, "tierd only observes"),
+    ],
+)
+def test_what_is_configured_about_numa_balancing_is_told(
+    root: Path, path: Path, conflicts: str, mode: str, verdict: Verdict, says: str
+) -> None:
+    write(root, "proc/sys/kernel/numa_balancing", "1\n")
+    path.write_text(f'[conflicts]\nnuma_balancing = "{conflicts}"\n[policy]\nmode = "{mode}"\n')
+    (found,) = of("numa_balancing", examine(path, root))
+    assert (found.verdict, says in found.message) == (verdict, True)
+
+
+def test_a_ring_that_perf_refuses_is_told(
+    root: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("tierd.cli.doctor.Ring", refuse)
+    write(root, "proc/sys/kernel/perf_event_paranoid", "3\n")
+    event = "sys/kernel/tracing/events/damon/damon_aggregated"
+    write(root, f"{event}/format", FORMAT)
+    write(root, f"{event}/id", "767\n")
+    (found,) = of("tracepoint", examine(path, root))
+    assert found.verdict is WARN
+    assert "perf_event_paranoid is 3" in found.message
+    assert "CAP_SYS_ADMIN" in (found.next_step or "")
 
 
 def test_daemons_that_move_pages_are_rivals(root: Path, path: Path) -> None:

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the documents say that a program can look up."""
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from tierd.api.view import View
 from tierd.cli import control, daemon
 from tierd.config import PolicyConfig
 
@@ -53,3 +59,46 @@ def test_manual_pages_name_every_command_and_option(page: str, commands: click.G
         options = (p for p in command.params if isinstance(p, click.Option) and not p.hidden)
         wanted = {name, *(spelling for option in options for spelling in option.opts)}
         assert {w for w in wanted if not re.search(rf"(?<![\w-]){w}(?![\w-])", text)} == set()
+
+
+def test_the_dashboard_asks_for_metrics_that_are_told(view: View) -> None:
+    dashboard = json.loads((REPOSITORY / "docs/grafana.json").read_text())
+    told = {line.partition("{")[0].partition(" ")[0] for line in view.metrics().splitlines()}
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    names = set(re.findall(r"\b((?:tierd|process)_\w+)", " ".join(asked)))
+    assert len(names) > 8
+    assert names <= told | {"tierd_kept_bytes"}, "kept has nothing to tell here"
+
+
+def test_the_dashboard_is_one_to_grafanas_own_models() -> None:
+    """A key that they don't know is lost by them. No Grafana runs here."""
+    plugins.register_default_plugins()
+    written = json.loads((REPOSITORY / "docs/grafana.json").read_text())
+    read = json.loads(JSONEncoder().encode(Dashboard.from_json(written)))
+    assert list(lost(written, read)) == []
+
+
+def lost(before: Any, after: Any, place: str = "") -> Iterator[str]:
+    """Yields where a document is not as before, but for what has been added."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key, value in before.items():
+            yield from lost(value, after.get(key), f"{place}.{key}")
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for number, pair in enumerate(zip(before, after, strict=True)):
+            yield from lost(*pair, f"{place}[{number}]")
+    elif before != after:
+        yield place
+
+
+def test_the_dashboard_has_a_place_for_each_panel() -> None:
+    panels = json.loads((REPOSITORY / "docs/grafana.json").read_text())["panels"]
+    places = [panel["gridPos"] for panel in panels]
+    cells = [
+        (x, y)
+        for place in places
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+    assert len({panel["id"] for panel in panels}) == len(panels)

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -247,6 +248,8 @@ def test_an_earlier_boot_means_nothing(fake: FakeDamon, tmp_path: Path) -> None:
         b'{"boot": "boot-1", "id": 9, "kind": "slots", "before": "0", "after": 4}',
         b'{"boot": "boot-1", "id": 9, "kind": "slots", "before": 0}',
         b"\xff\xfe",
+        b'{"boot": "boot-1", "id": 1e999, "kind": "undone"}',
+        b"[" * 100_000,
     ],
 )
 def test_a_spoilt_line_is_told_and_passed_over(
@@ -314,7 +317,7 @@ def test_a_full_disk_is_no_room_for_a_line(
     state = tmp_path / "state"
     state.mkdir()
     (state / "journal.jsonl").symlink_to("/dev/full")
-    monkeypatch.setattr(Path, "read_bytes", lambda _: b"")
+    monkeypatch.setattr(journal_module, "_read", lambda _: b"")
 
     with opened(fake, state) as journal, pytest.raises(TierdError, match="No space left"):
         journal.write(switch(fake), "N")
@@ -344,3 +347,120 @@ def test_the_file_stays_small_however_long_it_is_used(
     assert list(journal.changes.values()) == [
         Tunable(path=str(fake.root / "kept"), before="0", after="1")
     ]
+
+
+def test_many_spoilt_lines_are_told_in_a_few(fake: FakeDamon, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/journal.jsonl").write_bytes(b"\0\n" * 1000)
+
+    with opened(fake, tmp_path / "state") as journal:
+        told = journal.undo()
+
+    assert len(told) == journal_module.TOLD_LINES + 1
+    assert told[-1] == "and so are 992 other lines"
+
+
+def test_a_file_too_large_for_a_journal_is_left_alone(fake: FakeDamon, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    huge = tmp_path / "state/journal.jsonl"
+    huge.touch()
+    os.truncate(huge, 1 << 40)
+
+    with pytest.raises(TierdError, match="it has more than 16 MiB") as caught:
+        opened(fake, tmp_path / "state")
+
+    assert "moved aside" in (caught.value.hint or "")
+    assert huge.stat().st_size == 1 << 40
+
+
+def test_a_file_that_cannot_be_read_is_named(
+    fake: FakeDamon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_ = Path.open
+
+    def refuse(path: Path, *args: Any, **options: Any) -> Any:
+        if path.name == "journal.jsonl":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return open_(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+
+    with pytest.raises(TierdError, match=r"journal.jsonl: Input/output error: what an earlier"):
+        opened(fake, tmp_path / "state")
+
+
+WORDS = st.one_of(
+    st.none(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=2)
+)
+LINES = st.fixed_dictionaries(
+    {
+        "boot": st.just("boot-1"),
+        "id": st.one_of(st.integers(0, 3), WORDS),
+        "kind": st.sampled_from(["tunable", "slots", "kdamond", "undone"]),
+    },
+    optional={
+        name: st.one_of(st.integers(0, 4), WORDS)
+        for name in ("path", "before", "after", "slot", "mark_us", "target", "pid")
+    },
+)
+
+
+@given(st.lists(st.one_of(LINES.map(json.dumps).map(str.encode), st.binary()), max_size=6))
+def test_whatever_is_in_the_file_a_start_gets_through(lines: list[bytes]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        fake = FakeDamon(Path(folder) / "root", kdamonds=4, processes=[88])
+        fake.start_foreign(0, 88)
+        state = Path(folder) / "state"
+        state.mkdir()
+        (state / "journal.jsonl").write_bytes(b"\n".join(lines))
+
+        with opened(fake, state) as journal:
+            journal.undo()
+
+        assert fake.running == {0: 400}
+
+
+def test_the_journal_goes_on_where_its_folder_cannot_be_synced(
+    fake: FakeDamon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file is in place by then, and lines that went to the old one would be lost."""
+    sync = os.fsync
+
+    def refuse_folders(fd: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").readlink() == tmp_path / "state":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(fd)
+
+    fake.values["knob"] = "0"
+    with opened(fake, tmp_path / "state") as journal:
+        journal.write(fake.root / "knob", "1")
+        journal.undo()
+    monkeypatch.setattr(os, "fsync", refuse_folders)
+    with opened(fake, tmp_path / "state") as journal:
+        start_all(fake, journal)
+    with opened(fake, tmp_path / "state") as journal:
+        journal.undo()
+
+    assert not fake.running
+
+
+def test_what_was_undone_on_a_full_disk_is_not_undone_again(
+    fake: FakeDamon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody who sets a value to what tierd had given it is left alone."""
+    knob = fake.root / "knob"
+    fake.values["knob"] = "1"
+    with opened(fake, tmp_path / "state") as journal, monkeypatch.context() as patch:
+        journal.write(knob, "0")
+
+        def refuse(fd: int, data: bytes) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patch.setattr(journal_module, "_write_synced", refuse)
+        journal.undo()
+    assert fake.values["knob"] == "1"
+    fake.write(knob, "0")
+
+    with opened(fake, tmp_path / "state") as journal:
+        assert journal.undo() == []
+    assert fake.values["knob"] == "0"

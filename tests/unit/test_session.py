@@ -18,7 +18,7 @@ from tests.unit.fake_damon import ADMIN, FakeDamon
 from tierd.config import DamonConfig
 from tierd.errors import Conflict, TierdError, UnsupportedKernel
 from tierd.journal import Journal, Kdamond
-from tierd.kernel import process, task, tracepoint
+from tierd.kernel import damon, process, task, tracepoint
 from tierd.kernel.damon import Admin, ExclusiveUse
 from tierd.kernel.ring import Layout, Snapshot
 from tierd.kernel.tracepoint import Tracepoint
@@ -243,6 +243,27 @@ def test_losses_outlive_their_target(open_session: Open, target: Target) -> None
     sampled.unwatch(Pid(target.pid))
 
     assert sampled.losses == 7
+
+
+def test_a_kdamond_that_cannot_be_stopped_now_is_stopped_with_the_next(
+    fake: FakeDamon,
+    open_session: Open,
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(damon, "LOCK_WAIT_S", 0.0)
+    sampled = open_session()
+    with sleeper(fake) as other:
+        sampled.watch(Pid(target.pid))
+        sampled.watch(Pid(other.pid))
+        fake.busy = 1000
+        sampled.unwatch(Pid(target.pid))
+        assert len(fake.running) == 2
+        assert "has been busy" in caplog.text
+        fake.busy = 0
+        sampled.unwatch(Pid(other.pid))
+    assert fake.running == {}
 
 
 def test_a_foreign_kdamond_is_left_alone_and_so_are_its_slots(

@@ -110,9 +110,8 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             mover=cast(Mover, HalfMover()),
             find=lambda: [found],
             free_bytes=lambda: {NodeId(0): 1 << 30, NodeId(1): 1 << 29},
-            tell=lambda account: status.publish(
-                tmp_path, {"pid": OWN, **account, "config": as_dict(Config())}
-            ),
+            pressure=lambda: None,
+            tell=lambda account: status.publish(tmp_path, {**account, **of_the_service()}),
         )
         for _ in range(ROUNDS):
             daemon.round()
@@ -124,12 +123,19 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return document
 
 
+def of_the_service() -> dict[str, Any]:
+    """What the service adds to the daemon's account."""
+    drain = {"node": 1, "done": False, "moved_pages": 7, "in_use": 4096, "left": {"busy": 1}}
+    passes = {"passes": 1, "processes": 9, "processes_left": 3}
+    return {"pid": OWN, "config": as_dict(Config()), "set": {}, "drains": [drain | passes]}
+
+
 def keys(value: Any, above: str = "") -> set[str]:
     """The keys as docs/status.md spells them: those named by a tier or a reason are not keys."""
     if isinstance(value, list):
         return set().union(*(keys(item, f"{above}[]") for item in value))
     if not isinstance(value, dict) or above.endswith(
-        (".resident", ".hot", "refused", "kept", "config")
+        (".resident", ".hot", ".rate", ".left", "refused", "kept", "config", "set")
     ):
         return set()
     inside = {f"{above}.{key}".lstrip("."): item for key, item in value.items()}

@@ -19,7 +19,9 @@ from tierd.observe import status
 STATUS: dict[str, Any] = {
     "pid": os.getpid(),
     "mode": "place",
+    "paused": False,
     "rounds": 42,
+    "rounds_s": 0.2,
     "round_ms": 3.1,
     "tiers": [
         {
@@ -47,13 +49,18 @@ STATUS: dict[str, Any] = {
         {
             "pid": 640,
             "command": "hotset",
+            "cgroup": "/system.slice/hotset.service",
+            "pin": None,
+            "rests": False,
             "resident": {"dram": 8 << 20, "cxl": 56 << 20},
             "hot": {"dram": 8 << 20, "cxl": 0},
+            "rate": {"dram": 5120.0, "cxl": 1280.0},
             "pieces": 14,
         }
     ],
     "moved": [{"from": "cxl", "to": "dram", "pages": 2048}],
     "refused": {"busy": 3, "no_room": 1},
+    "flows": [],
     "kept": {"moved or refused lately": 4096},
     "sampler": {"way": "tracepoint", "lost": 7, "tuning": {}},
     "page_cost_ns": 3120.0,

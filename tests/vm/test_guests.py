@@ -31,7 +31,6 @@ def size_mib(guest: Guest, node: int) -> int:
     return int(meminfo.split()[3]) // 1024
 
 
-@pytest.mark.central
 @pytest.mark.guest(CXL)
 def test_cxl_device_is_a_lower_tier(guest: Guest) -> None:
     assert (guest.facts.fast, guest.facts.slow) == ((0,), (1,))
@@ -82,7 +81,6 @@ def test_numa_balancing_is_off(guest: Guest) -> None:
     assert guest.read("/proc/sys/kernel/numa_balancing") == b"0\n"
 
 
-@pytest.mark.central
 @pytest.mark.guest(CXL)
 def test_pages_are_where_hotset_says(guest: Guest) -> None:
     """Held against numa_maps, the other oracle."""

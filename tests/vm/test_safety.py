@@ -73,7 +73,6 @@ def run_tierd(guest: Guest, *options: str, settings: str = SETTINGS) -> Complete
     return guest.run(command, timeout=WITHIN_S, check=False)
 
 
-@pytest.mark.central
 @pytest.mark.guest(slow_node())
 def test_a_killed_daemon_is_undone_at_the_next_start(guest: Guest, as_it_was: Footprint) -> None:
     with workload(guest) as load:
@@ -203,11 +202,14 @@ nodes = [1, 7]
 
 @pytest.mark.guest(flat())
 def test_one_tier_is_refused_with_a_hint(guest: Guest) -> None:
+    guest.run(["mkdir", "-p", f"{FOLDER}/run"])
+    guest.write(f"{FOLDER}/run/status.json", b'{"pid": 1}')  # a killed one's
     done = run_tierd(guest)
     assert done.rc == 1
     assert "tierd: error: all memory is in one tier: there is nothing to place" in done.stderr
     assert "tierd: hint: " in done.stderr
     assert footprint(guest).slots == ()
+    assert not footprint(guest).status
 
 
 @pytest.mark.guest(flat())

@@ -10,6 +10,7 @@ import click
 from tierd import config as configuration
 from tierd.cli.errors import Commands, Failure
 from tierd.cli.options import config_option, json_option
+from tierd.config.check import was_set
 from tierd.config.schema import schema as json_schema
 from tierd.config.show import as_dict, as_toml, differences
 from tierd.errors import ConfigError, TierdError
@@ -61,10 +62,10 @@ def show(*, config_path: Path | None, as_json: bool) -> None:
 @json_option()
 def diff(*, config_path: Path | None, as_json: bool) -> None:
     """Show what a reload would change. Exits with 3 if anything."""
-    files = configuration.load(config_path)
-    running = published.read(files.daemon.runtime_dir)
-    if "config" not in running:
+    running = published.read(configuration.load(config_path).daemon.runtime_dir)
+    if not {"config", "set"} <= running.keys():
         raise TierdError("the running daemon is older than this tierctl", hint="restart it")
+    files = configuration.load(config_path, [was_set(running["set"])])
     found = differences(running["config"], as_dict(files))
     if as_json:
         click.echo(json.dumps([asdict(difference) for difference in found], indent=2))

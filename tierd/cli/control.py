@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tierctl: what an operator asks."""
+"""tierctl: the commands that need no daemon, and those that ask and steer one."""
 
 import json
 from dataclasses import asdict
 from pathlib import Path
 
 import click
-from click.shell_completion import get_completion_class
 
-from tierd import config
+from tierd import __version__, config
 from tierd.cli import status as status_view
 from tierd.cli import topology as topology_view
+from tierd.cli.asking import events, explain, heat, targets, top
+from tierd.cli.completion import SHELLS, script
 from tierd.cli.config import config as config_commands
+from tierd.cli.connect import monitor
 from tierd.cli.doctor import Finding, Verdict, examine
 from tierd.cli.errors import Commands, Failure
 from tierd.cli.options import config_option, json_option
-from tierd.discover.topology import discover, read_use
+from tierd.cli.steering import drain, pause, pin, resume, set_, unpin
+from tierd.discover.topology import as_document, discover, read_use
+from tierd.errors import TierdError
 from tierd.observe import status as published
 
 
@@ -34,7 +38,7 @@ def topology(*, as_json: bool, config_path: Path | None, root: Path) -> None:
     found = discover(config.load(config_path).tiers, root)
     use = read_use(root)
     if as_json:
-        click.echo(json.dumps(topology_view.as_json(found, use), indent=2))
+        click.echo(json.dumps(as_document(found, use), indent=2))
         return
     click.echo(topology_view.as_text(found, use))
     for warning in found.warnings:
@@ -74,12 +78,31 @@ def _finding(finding: Finding) -> str:
 
 
 @main.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@json_option()
+@config_option("The running daemon's configuration")
+def version(*, as_json: bool, config_path: Path | None) -> None:
+    """Show the versions of tierctl and of the running daemon."""
+    try:
+        running = monitor(config_path).get("/v1/version")["version"]
+    except TierdError:
+        running = None
+    if as_json:
+        click.echo(json.dumps({"tierctl": __version__, "tierd": running}))
+    else:
+        click.echo(
+            f"tierctl {__version__}, {'no tierd' if running is None else f'tierd {running}'}"
+        )
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
     """Print the completion for a shell. It is to be sourced there."""
-    complete = get_completion_class(shell)
-    assert complete is not None, "click has these three"
-    click.echo(complete(main, {}, "tierctl", "_TIERCTL_COMPLETE").source())
+    click.echo(script(shell))
 
 
-main.add_command(config_commands)
+for command in (
+    *(config_commands, events, explain, heat, targets, top),
+    *(drain, pause, pin, resume, set_, unpin),
+):
+    main.add_command(command)

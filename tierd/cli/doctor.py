@@ -19,6 +19,7 @@ from tierd.kernel import numa_balancing, process, text, tracepoint
 from tierd.kernel.damon import Admin, Slot
 from tierd.kernel.pages import Pagemap
 from tierd.kernel.proc_events import ProcEvents
+from tierd.kernel.ring import Ring
 from tierd.kernel.tunable import Files
 from tierd.model import Pid, Topology
 from tierd.observe import status
@@ -101,6 +102,9 @@ def _daemon(place: Place) -> Iterator[Finding]:
         yield Finding(Verdict.WARN, "daemon", str(error), error.hint)
     else:
         yield Finding(Verdict.OK, "daemon", f"runs as process {running['pid']}: {running['mode']}")
+        for note in running.get("notes", ()):
+            if note not in place.topology.warnings:
+                yield Finding(Verdict.WARN, "daemon", note)
     if (place.root / "dev/tierd").exists():
         yield Finding(
             Verdict.WARN,
@@ -156,15 +160,28 @@ def _is_ours(slot: Slot) -> bool:
 
 
 def _tracepoint(place: Place) -> Iterator[Finding]:
-    if tracepoint.find(place.root) is not None:
-        yield Finding(Verdict.OK, "tracepoint", "accesses are read from a ring")
+    slower = "accesses are read from sysfs, fewer and slower"
+    found = tracepoint.find(place.root)
+    if found is None:
+        yield Finding(
+            Verdict.WARN,
+            "tracepoint",
+            f"damon:damon_aggregated is out of reach: {slower}",
+            "mount -t tracefs nodev /sys/kernel/tracing, as root",
+        )
         return
-    yield Finding(
-        Verdict.WARN,
-        "tracepoint",
-        "damon:damon_aggregated is out of reach: accesses are read from sysfs, fewer and slower",
-        "mount -t tracefs nodev /sys/kernel/tracing, as root",
-    )
+    try:
+        Ring(event=found.id, layout=found.layout, pid=Pid(os.getpid()), regions=1).close()
+    except PermissionError:
+        paranoid = text.read_int(place.root / "proc/sys/kernel/perf_event_paranoid")
+        yield Finding(
+            Verdict.WARN,
+            "tracepoint",
+            f"perf refuses a ring (perf_event_paranoid is {paranoid}): {slower}",
+            "run this, and tierd, as root or with CAP_PERFMON; where it is 3, CAP_SYS_ADMIN",
+        )
+        return
+    yield Finding(Verdict.OK, "tracepoint", "accesses are read from a ring")
 
 
 def _pagemap(place: Place) -> Iterator[Finding]:
@@ -199,20 +216,23 @@ def _numa_balancing(place: Place) -> Iterator[Finding]:
     if not mode:
         yield Finding(Verdict.OK, "numa_balancing", "off: the kernel moves no pages by itself")
         return
-    says = f"is {mode}: the kernel {numa_balancing.describe(mode)}, against what tierd decides"
+    says = f"is {mode}: the kernel {numa_balancing.describe(mode)}"
+    if not place.config.policy.mode.moves:
+        yield Finding(Verdict.OK, "numa_balancing", f"{says}, and tierd only observes")
+        return
     turn_off = numa_balancing.TURN_OFF
     match place.config.conflicts.numa_balancing:
         case Rival.TAKE_OVER:
             yield Finding(Verdict.OK, "numa_balancing", f"is {mode}: tierd turns it off meanwhile")
         case Rival.REFUSE:
-            yield Finding(
-                Verdict.FAIL,
-                "numa_balancing",
-                f"{says}, and tierd refuses",
-                numa_balancing.TURN_OFF,
-            )
-        case _:
-            yield Finding(Verdict.WARN, "numa_balancing", says, turn_off)
+            said = f"{says}, and tierd refuses"
+            yield Finding(Verdict.FAIL, "numa_balancing", said, turn_off)
+        case Rival.OBSERVE:
+            said = f"{says}, and tierd only observes meanwhile"
+            yield Finding(Verdict.WARN, "numa_balancing", said, turn_off)
+        case Rival.IGNORE:
+            said = f"{says}, against what tierd decides"
+            yield Finding(Verdict.WARN, "numa_balancing", said, turn_off)
 
 
 def _rivals(place: Place) -> Iterator[Finding]:

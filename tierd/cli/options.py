@@ -9,6 +9,9 @@ import click
 
 from tierd.config import DEFAULT_PATH
 
+PID = click.IntRange(1, 1 << 22)
+"""What a command takes as a process."""
+
 Option: TypeAlias = Callable[[Any], Any]
 """A decorator of a command."""
 
@@ -20,6 +23,18 @@ def config_option(what_for: str) -> Option:
         "config_path",
         type=click.Path(path_type=Path),
         help=f"{what_for}; {DEFAULT_PATH} where it exists.",
+    )
+
+
+def interval_option() -> Option:
+    """Adds --interval as `interval_s`."""
+    return click.option(
+        "--interval",
+        "interval_s",
+        type=click.FloatRange(0.1, 3600),
+        default=1.0,
+        show_default=True,
+        help="Look so often, in seconds.",
     )
 
 

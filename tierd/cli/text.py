@@ -35,3 +35,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
+
+
+def share(part: float, whole: float) -> str:
+    """Spells a share in percent, a dash where there is nothing to have a share of."""
+    return f"{100 * part / whole:.0f} %" if whole > 0 else "-"

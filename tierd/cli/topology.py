@@ -2,24 +2,12 @@
 """A topology as a person and as a program read it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
 
 from tierd.cli.text import amount, ids, table
 from tierd.discover.topology import NodeUse
 from tierd.model import Backing, CxlRegion, Memdev, Node, NodeId, Performance, Tier, Topology
 
 Use = Mapping[NodeId, NodeUse]
-
-
-def as_json(topology: Topology, use: Use) -> dict[str, Any]:
-    """Gives the document that docs/topology.md describes."""
-    document = asdict(topology)
-    for node in document["nodes"]:
-        used = use.get(node["id"])
-        node["free_bytes"] = None if used is None else used.free_bytes
-        node["room_bytes"] = None if used is None else used.room_bytes
-    return document
 
 
 def as_text(topology: Topology, use: Use) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from tierd.config.lines import Key, find_lines
 from tierd.config.rules import ARRAYS, MARKS_OF_TARGET, NEEDED_OF_TIER, TABLES, Rule
 from tierd.config.values import (
+    ApiConfig,
     Config,
     ConflictsConfig,
     DaemonConfig,
@@ -70,6 +71,11 @@ def parse_document(content: str, file: str) -> Document:
         raise ConfigError([_syntax_problem(error, content, file)]) from None
 
 
+def was_set(values: Mapping[str, Any]) -> Document:
+    """Returns what a running daemon was told on top of its files."""
+    return Document("tierctl set", "", values)
+
+
 def check(documents: Sequence[Document]) -> Loaded:
     """Checks documents, and puts them together.
 
@@ -106,6 +112,7 @@ class _Found:
         return Config(
             daemon=DaemonConfig(**tables["daemon"]),
             conflicts=ConflictsConfig(**tables["conflicts"]),
+            api=ApiConfig(**tables["api"]),
             discover=DiscoverConfig(**tables["discover"]),
             damon=DamonConfig(**tables["damon"]),
             policy=PolicyConfig(placement=Policy(**placement), **others),

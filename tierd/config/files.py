@@ -4,7 +4,7 @@
 Drop-ins come on top in the order of their names, as systemd's do.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tierd.config.check import Document, Loaded, check, parse_document
@@ -16,7 +16,7 @@ LARGEST_BYTES = 64 << 10
 MOST_DROP_INS = 100
 
 
-def load(path: Path | None = None) -> Config:
+def load(path: Path | None = None, on_top: Sequence[Document] = ()) -> Config:
     """Reads and checks a configuration file and its drop-ins.
 
     Without a path it is the default one, or the drop-ins alone where that isn't there.
@@ -24,7 +24,7 @@ def load(path: Path | None = None) -> Config:
     Raises:
         ConfigError: everything that is wrong in them, or why they cannot be read.
     """
-    return load_with_places(files(path)).config
+    return load_with_places(files(path), on_top).config
 
 
 def files(path: Path | None) -> list[Path]:
@@ -53,7 +53,7 @@ def drop_ins(path: Path) -> list[Path]:
     return found
 
 
-def load_with_places(paths: Iterable[Path]) -> Loaded:
+def load_with_places(paths: Iterable[Path], on_top: Sequence[Document] = ()) -> Loaded:
     """As load(), of these files; tells also where each key stands.
 
     Raises:
@@ -67,7 +67,7 @@ def load_with_places(paths: Iterable[Path]) -> Loaded:
         except ConfigError as error:
             problems += error.problems
     try:
-        loaded = check(documents)
+        loaded = check([*documents, *on_top])
     except ConfigError as error:
         raise ConfigError(problems + error.problems) from None
     if problems:

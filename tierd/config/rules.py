@@ -19,6 +19,8 @@ _COMM_BYTES = 15  # TASK_COMM_LEN less the final NUL
 _UNIT = re.compile(r"[^/\s]+\.(service|scope|slice)")
 _CONTAINER = re.compile(r"[0-9a-f]{12,64}")
 _USER = re.compile(r"[0-9]{1,10}|[A-Za-z_][A-Za-z0-9_.@-]{0,254}")
+_LISTEN = re.compile(r"^(?:([0-9.]+|\[[0-9a-fA-F:]+\]):([0-9]{1,5}))?$")
+_LAST_PORT = 65_535
 _TIER_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 
@@ -123,6 +125,13 @@ def _user(value: Any) -> str:
     return value
 
 
+def _listen(value: Any) -> str:
+    found = _LISTEN.fullmatch(value) if isinstance(value, str) else None
+    if found is None or int(found[2] or 0) > _LAST_PORT:
+        raise ValueError('"" for none, or an address and a port such as "127.0.0.1:9464"')
+    return found[0]
+
+
 def _pattern(whole: re.Pattern[str]) -> dict[str, Any]:
     return {"type": "string", "pattern": f"^({whole.pattern})$"}
 
@@ -137,6 +146,7 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
         "runtime_dir": _PATH,
     },
     "conflicts": {"numa_balancing": _choice(*Rival)},
+    "api": {"metrics_listen": Rule(_listen, {"type": "string", "pattern": _LISTEN.pattern})},
     "discover": {
         "min_mib": _number(0, 1_000_000),
         "min_age_s": _number(0, 3600),
@@ -160,6 +170,8 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
         "dwell_s": _number(0, 3600),
         "retry_s": _number(0.1, 3600),
         "retry_most_s": _number(1, 86_400),
+        "regret_percent": _number(1, 100),
+        "stall_percent": _number(0.1, 100),
         "latency_gap_ns": _number(1, 100_000),
         "move_cost_ns": _number(0, 1_000_000),
     },
@@ -171,6 +183,13 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
     },
 }
 """The rules of the keys of each table."""
+
+NEEDS_RESTART = frozenset(
+    {"conflicts.numa_balancing", "daemon.state_dir", "daemon.runtime_dir"}
+    | {f"damon.{key}" for key in TABLES["damon"] if key != "cpu_percent"}
+    | {f"api.{key}" for key in TABLES["api"]}
+)
+"""The keys of tables that a running daemon cannot change."""
 
 ARRAYS: Mapping[str, Mapping[str, Rule]] = {
     "tier": {

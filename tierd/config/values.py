@@ -31,7 +31,14 @@ class Rival(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConflictsConfig:
-    numa_balancing: Rival = Rival.IGNORE
+    numa_balancing: Rival = Rival.OBSERVE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiConfig:
+    """`metrics_listen` is where metrics are told over TCP too, ADDRESS:PORT; empty for nowhere."""
+
+    metrics_listen: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +134,7 @@ class Place:
 class Config:
     daemon: DaemonConfig = field(default_factory=DaemonConfig)
     conflicts: ConflictsConfig = field(default_factory=ConflictsConfig)
+    api: ApiConfig = field(default_factory=ApiConfig)
     discover: DiscoverConfig = field(default_factory=DiscoverConfig)
     damon: DamonConfig = field(default_factory=DamonConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)

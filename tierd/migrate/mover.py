@@ -3,7 +3,8 @@
 
 Each step takes some thousand folios, of one range or of many small ones: list those present, ask
 on which node each is, leave out what need not or must not move, then move the rest in batches. The
-next step is listed and asked for while this one moves.
+next step is listed and asked for while this one moves; the first step, for which nothing moves
+meanwhile, is small, and the others grow.
 Before every batch the destination's free memory is looked at: move_pages(2) allocates on that node
 alone, and a full one ends in reclaim and then in the OOM killer, so it is never filled beyond the
 zones' high watermarks and the configured headroom.
@@ -28,6 +29,9 @@ from tierd.model import PAGE_BYTES, NodeId, Outcome, Pid, Plan, Report, Topology
 ROOM_SHARE, LEAST_BATCH_PAGES = 4, 512
 """A batch takes a quarter of the room at most: others allocate too before it is asked for again."""
 
+FIRST_SHARE, GROWTH = 16, 4
+"""The first step is a sixteenth of a batch; each next one grows fourfold, up to a batch."""
+
 CANDIDATE = -1
 """Not an Outcome yet: in the source tier, and to be moved."""
 
@@ -46,10 +50,12 @@ _BY_STOP = {
     errno.EPERM: Outcome.DENIED,
     errno.EACCES: Outcome.CPUSET,
     errno.ENOMEM: Outcome.NO_ROOM,
+    errno.ENODEV: Outcome.OFFLINE,
 }
 _NODES, _ERRNOS = 1024, 4096
 """More than the kernel has: MAX_NUMNODES in Kconfig, MAX_ERRNO in include/linux/err.h."""
 
+_PUT_OFF = (Outcome.LATER, Outcome.NO_ROOM, Outcome.OFFLINE)
 _ENDS_TARGET = frozenset({Outcome.GONE, Outcome.DENIED, Outcome.CPUSET})
 
 
@@ -62,12 +68,14 @@ class Mover:
         room: bytes a node can still take; asked before every batch.
         limits: what a process's own settings allow, None when it has gone.
         batch_pages: base pages a call.
+        interrupted: asked before every batch; what is left once it says so is LATER.
     """
 
     topology: Topology
     room: Room
     limits: Callable[[Pid], Limits | None]
     batch_pages: int
+    interrupted: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
 
     def run(self, plan: Plan, *, deadline_s: float) -> Report:
@@ -190,7 +198,7 @@ class _Group:
         return None
 
     def _steps(self, pagemap: Pagemap, nodes: Sequence[NodeId], limits: Limits) -> Iterator[_Step]:
-        """Yields a batch or more at a time, in the rows' order."""
+        """Yields some folios at a time, in the rows' order."""
         for listed in self._list(pagemap):
             folios = np.concatenate(listed.folios)
             pages.query(self.pid, folios)
@@ -202,7 +210,7 @@ class _Group:
 
     def _list(self, pagemap: Pagemap) -> Iterator[_Listed]:
         """Lists the rows' folios. A row that has just had its bytes may be listed once more."""
-        most = self.mover.batch_pages
+        most = max(1, self.mover.batch_pages // FIRST_SHARE)
         moves, listed, pages_listed = self.book.plan.moves, _Listed(), 0
         for row in map(int, self.rows):
             cursor, end = int(moves["start"][row]), int(moves["end"][row])
@@ -214,6 +222,7 @@ class _Group:
                 if pages_listed >= most:
                     yield listed
                     listed, pages_listed = _Listed(), 0
+                    most = min(most * GROWTH, self.mover.batch_pages)
         if listed.rows:
             yield listed
 
@@ -280,7 +289,7 @@ class _Group:
         done = 0
         while done < len(queue):
             node, until = self._next_batch(nodes, ends, done)
-            if until == done or self.mover.clock() >= self.deadline_s:
+            if until == done or self._is_over():
                 ended = Outcome.NO_ROOM if until == done else Outcome.LATER
                 outcome[queue[done:]] = ended
                 return ended
@@ -295,6 +304,9 @@ class _Group:
                 return ended
             done = until
         return None
+
+    def _is_over(self) -> bool:
+        return self.mover.clock() >= self.deadline_s or self.mover.interrupted()
 
     def _next_batch(
         self, nodes: Sequence[NodeId], ends: NDArray[np.int64], done: int
@@ -322,17 +334,16 @@ class _Group:
         tried: NDArray[np.bool_],
     ) -> None:
         first, last = row[0], row[-1] + 1
-        cells = (row - first) * len(Outcome) + outcome
-        counts = np.bincount(cells, sizes, (last - first) * len(Outcome)).astype(np.int64)
-        self.book.pages[first:last] += counts.reshape(-1, len(Outcome))
-        spent = np.bincount(row - first, sizes * tried, last - first).astype(np.int64)
-        self.book.left[first:last] -= spent
+        cells = outcome + len(Outcome) * (tried + 2 * (row - first))
+        counts = np.bincount(cells, sizes, 2 * len(Outcome) * (last - first)).astype(np.int64)
+        by_row = counts.reshape(-1, 2, len(Outcome))
+        self.book.pages[first:last] += by_row.sum(axis=1)
+        self.book.left[first:last] -= by_row[:, 1].sum(axis=1)
 
     def _note_reached(self, step: _Step) -> None:
         """Sets how far each row was walked: up to its first folio that was put off."""
         self.book.reached[step.rows] = step.cursors
-        outcome = step.outcome
-        put_off = np.flatnonzero((outcome == Outcome.LATER) | (outcome == Outcome.NO_ROOM))
+        put_off = np.flatnonzero(np.isin(step.outcome, _PUT_OFF))
         if not len(put_off):
             return
         rows, first = np.unique(step.row[put_off], return_index=True)

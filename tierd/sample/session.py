@@ -6,6 +6,7 @@ that is changed on the machine is in the journal first, and taken back by unwatc
 """
 
 import errno
+import logging
 import math
 import os
 import secrets
@@ -30,6 +31,8 @@ from tierd.sample import tuning
 from tierd.sample.governor import Governor, Started
 from tierd.sample.reader import TRIED_REGIONS_MOST, Reader, RingReader, TriedRegionsReader
 from tierd.sample.tuning import Tuning
+
+log = logging.getLogger("tierd")
 
 SLOTS = 32
 """Kdamond slots that are made where nobody has made any: the most targets, and room for others."""
@@ -103,6 +106,7 @@ class Session:
         self._mark_us = MARK_FIRST_US + secrets.randbelow(MARKS)
         self._watches: dict[Pid, Watch] = {}
         self._entries: list[EntryId] = []
+        self._left: list[EntryId] = []
         self._losses = 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="tierd-damon")
 
@@ -152,13 +156,14 @@ class Session:
             stack.pop_all()
 
     def unwatch(self, pid: Pid) -> None:
-        """Stops the process's kdamond and empties its slot."""
+        """Stops the process's kdamond and empties its slot, with the next if DAMON is busy now."""
         watch = self._watches.pop(pid, None)
         if watch is None:
             return
         self._losses += watch.reader.lost
         watch.close()
-        self._journal.revert(watch.entry)
+        self._left.append(watch.entry)
+        self._stop_left()
 
     def poll(self) -> list[Accesses]:
         found = [accesses for watch in self._watches.values() for accesses in watch.read()]
@@ -189,6 +194,16 @@ class Session:
                 last_first.callback(self._journal.revert, entry)
             for pid in self._watches:
                 last_first.callback(self.unwatch, pid)
+
+    def _stop_left(self) -> None:
+        """What stays left is in the journal, and so stopped at the end at the latest."""
+        while self._left:
+            try:
+                self._journal.revert(self._left[0])
+            except TierdError as error:
+                log.warning("a kdamond that is needed no more goes on for now: %s", error)
+                return
+            del self._left[0]
 
     def _open(self, pid: Pid, pidfd: int) -> Watch:
         """Watches by the ring, from the first refusal of perf on by tried_regions."""

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tierd.daemon
+from tests.unit.fake_commands import FakeCommands
+from tests.unit.machine import HOT, SPAN, FakeSampler, Machine, Memory, half_hot
+from tierd.api.view import View
+from tierd.observe.events import History
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine()
+    monkeypatch.setattr(tierd.daemon, "time", machine)
+    monkeypatch.setattr("tierd.kernel.process.read_mapped", machine.read_mapped)
+    monkeypatch.setattr("tierd.kernel.pages.query", machine.query)
+    return machine
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    history = History(tmp_path)
+    log = logging.getLogger("tierd")
+    log.addHandler(history)
+    log.setLevel(logging.INFO)
+    yield history
+    log.removeHandler(history)
+
+
+@pytest.fixture
+def commands(machine: Machine, history: History) -> FakeCommands:
+    machine.start(HOT, Memory(SPAN))
+    daemon = machine.daemon(FakeSampler(half_hot(20), machine))
+    machine.rounds(daemon, 8)
+    return FakeCommands(daemon)
+
+
+@pytest.fixture
+def view(machine: Machine, history: History, commands: FakeCommands) -> View:
+    told = {"pid": 1, **machine.told[-1], "config": {}, "set": {}, "drains": []}
+    return View(commands.daemon, history, told)

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections.abc import Mapping
+from typing import Any
+
+from tierd.daemon import Daemon, Pin
+from tierd.model import Pid
+
+
+class FakeCommands:
+    """Fakes of the commands, which note what was commanded; `refuses` is raised instead."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.refuses: Exception | None = None
+        self.was_set: list[Mapping[str, Any]] = []
+
+    def pause(self) -> Mapping[str, Any]:
+        self.daemon.paused = True
+        return {"paused": True}
+
+    def resume(self) -> Mapping[str, Any]:
+        self.daemon.paused = False
+        return {"paused": False}
+
+    def pin(self, pid: int, pin: Pin | None) -> Mapping[str, Any]:
+        self.daemon.pin(Pid(pid), pin)
+        return {"pid": pid, "pin": pin}
+
+    def drain(self, node: int, *, wanted: bool) -> Mapping[str, Any]:
+        account = {"node": node, "done": True, "moved_pages": 7, "in_use": 0, "left": {"busy": 2}}
+        return account | {"passes": 1, "processes": 3, "processes_left": 0}
+
+    def set(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self.refuses is not None:
+            raise self.refuses
+        self.was_set.append(changes)
+        made = [
+            {"key": f"{table}.{key}", "before": None, "after": value}
+            for table, keys in changes.items()
+            for key, value in keys.items()
+        ]
+        return {"changes": made, "set": changes}

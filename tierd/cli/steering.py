@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tierctl's commands that change the running daemon."""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tierd.cli import settings as settings_view
+from tierd.cli.connect import control
+from tierd.cli.options import PID, config_option, json_option
+from tierd.cli.text import amount
+from tierd.config.show import Difference
+
+
+@click.command()
+@config_option("The running daemon's configuration")
+def pause(*, config_path: Path | None) -> None:
+    """Move nothing until resumed. Sampling goes on; a restart resumes too."""
+    control(config_path).request("POST", "/v1/pause")
+    click.echo("paused: nothing is moved until tierctl resume")
+
+
+@click.command()
+@config_option("The running daemon's configuration")
+def resume(*, config_path: Path | None) -> None:
+    """Go on after a pause."""
+    control(config_path).request("POST", "/v1/resume")
+    click.echo("resumed")
+
+
+@click.command()
+@click.argument("pid", type=PID)
+@click.option("--here", is_flag=True, help="Leave its memory where it is.")
+@config_option("The running daemon's configuration")
+def pin(*, pid: int, here: bool, config_path: Path | None) -> None:
+    """Keep a process's memory in the fastest tier. Before all others', as far as there is room."""
+    wanted = "here" if here else "fastest"
+    control(config_path).request("PUT", f"/v1/targets/{pid}/pin", {"pin": wanted})
+    click.echo(f"process {pid} is pinned: {wanted}")
+
+
+@click.command()
+@click.argument("pid", type=PID)
+@config_option("The running daemon's configuration")
+def unpin(*, pid: int, config_path: Path | None) -> None:
+    """Place a process's memory as others' is."""
+    control(config_path).request("DELETE", f"/v1/targets/{pid}/pin")
+    click.echo(f"process {pid} is pinned no more")
+
+
+@click.command()
+@click.argument("node", type=click.IntRange(0, 1023))
+@click.option("--undo", is_flag=True, help="Use the node again.")
+@json_option()
+@config_option("The running daemon's configuration")
+def drain(*, node: int, undo: bool, as_json: bool, config_path: Path | None) -> None:
+    """Take the pages of all processes off a node. None is placed there until --undo.
+
+    Interrupted, it ends the drain, and what was moved stays where it is.
+    """
+    client = control(config_path)
+    path = f"/v1/drains/{node}"
+    if undo:
+        client.request("DELETE", path)
+        click.echo(f"node {node} is used again")
+        return
+    done = client.request("PUT", path)
+    try:
+        while not done["done"]:
+            if not as_json:
+                _progress(done)
+            time.sleep(1)
+            done = client.request("PUT", path)
+    except KeyboardInterrupt:
+        ended = client.request("DELETE", path)
+        click.echo(f"\nended: node {node} is used again; {ended['moved_pages']} pages were moved")
+        raise
+    click.echo(json.dumps(done, indent=2) if as_json else f"\r{_drained(done)}")
+
+
+def _progress(drain: Mapping[str, Any]) -> None:
+    walked = drain["processes"] - drain["processes_left"]
+    told = (
+        f"\rnode {drain['node']}: {amount(drain['in_use'])} in use, {drain['moved_pages']} pages "
+        f"moved; pass {drain['passes'] + 1}, {walked} of {drain['processes']} processes  "
+    )
+    click.echo(told, nl=False)
+
+
+def _drained(drain: Mapping[str, Any]) -> str:
+    told = f"node {drain['node']} is drained: {drain['moved_pages']} pages moved"
+    left = ", ".join(f"{count} {reason}" for reason, count in drain["left"].items())
+    return f"{told}; pages that could not be moved: {left}" if left else told
+
+
+@click.command("set")
+@click.argument("settings", nargs=-1, required=True, metavar="TABLE.KEY=VALUE...")
+@click.option("--persist", is_flag=True, help="Keep it over a restart, in a drop-in file.")
+@json_option()
+@config_option("The running daemon's configuration")
+def set_(
+    *, settings: tuple[str, ...], persist: bool, as_json: bool, config_path: Path | None
+) -> None:
+    """Set keys of the running daemon. All or none; an empty value takes a key back."""
+    changes = settings_view.parse(settings)
+    drop_in = settings_view.prepare(config_path, changes) if persist else None
+    made = control(config_path).request("PATCH", "/v1/config", changes)
+    if drop_in is not None:
+        drop_in.write()
+    if as_json:
+        click.echo(json.dumps(made, indent=2))
+        return
+    for change in made["changes"]:
+        click.echo(str(Difference(**change)))
+    if not made["changes"]:
+        click.echo("nothing has changed")
+    if drop_in is not None:
+        click.echo(f"kept in {drop_in.path}")

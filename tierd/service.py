@@ -1,0 +1,445 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A running daemon: what is set up around the loop, changed while it runs, and taken down."""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tierd import __version__, config
+from tierd.api.app import App
+from tierd.api.inbox import Inbox
+from tierd.api.operations import OPERATIONS
+from tierd.api.server import Endpoint, serving, tcp_listener, unix_listener
+from tierd.api.sockets import CONTROL, GROUP, MONITOR
+from tierd.api.view import View
+from tierd.arbiter import Arbiter
+from tierd.config import Config, Mode, Place, TargetConfig
+from tierd.config.check import was_set as as_set
+from tierd.config.rules import NEEDS_RESTART
+from tierd.config.show import Difference, as_dict, differences
+from tierd.daemon import Daemon, Pin
+from tierd.discover import hotplug
+from tierd.discover.hotplug import Hotplug
+from tierd.discover.targets import Finder, check_targets
+from tierd.discover.topology import discover
+from tierd.drains import Drains
+from tierd.errors import TierdError
+from tierd.journal import Journal
+from tierd.kernel.free import FreeMemory
+from tierd.kernel.pressure import read_pressure
+from tierd.kernel.proc_events import ProcEvents
+from tierd.kernel.signals import CALL, RELOAD, Signals, caught_signals
+from tierd.kernel.uevents import Uevents
+from tierd.migrate.limits import LimitsReader
+from tierd.migrate.mover import Mover
+from tierd.model import NodeId, Pid, Topology
+from tierd.observe import status
+from tierd.observe.events import History, event
+from tierd.sample.session import Session
+from tierd.tiers import numa
+
+log = logging.getLogger("tierd")
+
+_SLOWLY = (
+    "accesses are read from sysfs, fewer and slower: tracefs or perf is out of reach "
+    "(tierctl doctor, as the user that runs tierd)"
+)
+NOTIFY_S = 1.0
+COMMAND_S = 10.0
+"""A command waits for so long for the loop: a batch of pages, or a busy machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandLine:
+    """Where the configuration is, and what the command line says on top of it."""
+
+    path: Path | None
+    pids: Sequence[int]
+    dry_run: bool
+
+    def on_top_of(self, files: Config) -> Config:
+        given = tuple(
+            TargetConfig(
+                pid=Pid(pid), place=Place(file="command line", line=None, key=f"--pid {pid}")
+            )
+            for pid in self.pids
+        )
+        mode = Mode.OBSERVE if self.dry_run else files.policy.mode
+        return replace(
+            files,
+            targets=(*files.targets, *given),
+            policy=replace(files.policy, mode=mode),
+        )
+
+
+def run_service(command_line: CommandLine, files: Config, *, for_s: float | None) -> None:
+    """Runs the daemon until SIGTERM or SIGINT, or for so many seconds.
+
+    Args:
+        command_line: what it says on top of the files.
+        files: the configuration.
+        for_s: None for ever.
+    """
+    with caught_signals() as signals, ExitStack() as stack:
+        service = _set_up(stack, command_line, files, signals)
+        notify("READY=1")
+        stack.callback(notify, "STOPPING=1")
+        answers = {RELOAD: service.reload, CALL: service.inbox.run}
+
+        def stop_asked(wait_s: float) -> bool:
+            notify("WATCHDOG=1")
+            service.drains.go_on()
+            stop = signals.stop_asked(wait_s, answers)
+            service.follow_memory()
+            service.follow_rival()
+            return stop
+
+        service.daemon.run(stop_asked, for_s=for_s)
+
+
+def undo_left(state_dir: Path) -> None:
+    """Takes back what a daemon that was killed has left, as the next one would.
+
+    Raises:
+        TierdError: not all of it could be taken back; or a daemon is running.
+    """
+    with Journal(state_dir) as journal:
+        _undo(journal)
+        if journal.changes:
+            raise TierdError(
+                f"{len(journal.changes)} of the changes could not be taken back",
+                hint="see above; after a reboot none of them is there any more",
+            )
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """A daemon, and what of it is changed while it runs.
+
+    `files` is the configuration as last taken over, with what was `set` since; `settings` has the
+    command line on top. The commands are for other threads, and done by the loop.
+    """
+
+    command_line: CommandLine
+    files: Config
+    settings: Config
+    daemon: Daemon
+    sampler: Session
+    finder: Finder
+    free: FreeMemory
+    drains: Drains
+    arbiter: Arbiter
+    hotplug: Hotplug
+    interrupted: Callable[[], bool]
+    view: View
+    inbox: Inbox
+    was_set: dict[str, dict[str, Any]] = field(default_factory=dict)
+    trouble: str | None = None
+
+    def reload(self) -> None:
+        """Takes over the files as they are now, whole or not at all, and says what has changed."""
+        notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        try:
+            changes = self._load(self.was_set)
+        except (TierdError, OSError) as error:
+            log.error("not reloaded, all stays as it was: %s", error, extra=event("reload.refused"))
+        else:
+            told = "; ".join(map(str, changes)) or "nothing has changed"
+            log.info("reloaded: %s", told, extra=event("reload"))
+        notify("READY=1")
+
+    def pause(self) -> Mapping[str, Any]:
+        return self.inbox.call(partial(self._pause, True), COMMAND_S)
+
+    def resume(self) -> Mapping[str, Any]:
+        return self.inbox.call(partial(self._pause, False), COMMAND_S)
+
+    def pin(self, pid: int, pin: Pin | None) -> Mapping[str, Any]:
+        return self.inbox.call(partial(self._pin, Pid(pid), pin), COMMAND_S)
+
+    def drain(self, node: int, *, wanted: bool) -> Mapping[str, Any]:
+        work = self.drains.begin if wanted else self.drains.end
+        return self.inbox.call(partial(work, NodeId(node)), COMMAND_S)
+
+    def set(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self.inbox.call(partial(self._set, changes), COMMAND_S)
+
+    def _pause(self, paused: bool) -> Mapping[str, Any]:
+        if paused is not self.daemon.paused:
+            self.daemon.paused = paused
+            word = "paused" if paused else "resumed"
+            log.info("%s by an operator", word, extra=event(word))
+        return {"paused": paused}
+
+    def _pin(self, pid: Pid, pin: Pin | None) -> Mapping[str, Any]:
+        self.daemon.pin(pid, pin)
+        told = {"pid": pid, "pin": pin and str(pin)}
+        log.info("process %d: pin is now %s", pid, pin or "none", extra=event("pin", **told))
+        return told
+
+    def _set(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+        was_set = _merged(self.was_set, changes)
+        made = self._load(was_set)
+        self.was_set = was_set
+        told = "; ".join(map(str, made)) or "nothing has changed"
+        log.info("set by an operator: %s", told, extra=event("set"))
+        return {"changes": [asdict(change) for change in made], "set": was_set}
+
+    def _load(self, was_set: Mapping[str, Any]) -> Sequence[Difference]:
+        """Takes over the files and what was set on top, and returns what that changes."""
+        files = config.load(self.command_line.path, [as_set(was_set)])
+        self._take(self.command_line.on_top_of(files))
+        changes = differences(as_dict(self.files), as_dict(files))
+        self.files = files
+        return changes
+
+    def _take(self, settings: Config) -> None:
+        _require_same(self.settings, settings)
+        known = {rule.pid for rule in self.settings.targets}
+        check_targets(r for r in settings.targets if r.pid is None or r.pid not in known)
+        mover = self._mover(settings, self.daemon.topology)
+        self.finder.follow(settings.targets, settings.discover)
+        self.sampler.cpu_percent = settings.damon.cpu_percent
+        self.daemon.reconfigure(settings, mover)
+        self.settings = settings
+
+    def follow_memory(self) -> None:
+        """Goes on with the tiers as they are now, where memory has come or gone."""
+        before = self.daemon.topology
+        try:
+            topology = self.hotplug.poll()
+        except (TierdError, OSError) as error:
+            if self.trouble != str(error):
+                said = "memory has changed, and the tiers stay as they were: %s"
+                log.warning(said, error, extra=event("memory.unknown"))
+            self.trouble = str(error)
+            return
+        self.trouble = None
+        if topology is not None:
+            self.daemon.retier(topology, self._mover(self.settings, topology))
+            self.drains.follow()
+            for change in hotplug.differences(before, topology):
+                log.info("%s", change, extra=event("memory"))
+
+    def follow_rival(self) -> None:
+        """Goes on placing, or leaves it, as the kernel's own placement is off or on now.
+
+        Raises:
+            Conflict: it is on now, and that is to be refused.
+        """
+        daemon = self.daemon
+        if self._may_move(self.settings) is (daemon.mover is None):
+            daemon.mover = self._mover(self.settings, daemon.topology)
+
+    def _may_move(self, settings: Config) -> bool:
+        rival, moves = settings.conflicts.numa_balancing, settings.policy.mode.moves
+        return self.arbiter.may_move(rival, moves=moves)
+
+    def _mover(self, settings: Config, topology: Topology) -> Mover | None:
+        if not self._may_move(settings):
+            return None
+        return make_mover(settings, topology, self.free, self.interrupted)
+
+    def publish(self, account: dict[str, Any]) -> None:
+        """Publishes the daemon's status."""
+        document = {
+            "pid": os.getpid(),
+            **account,
+            "config": as_dict(self.files),
+            "set": self.was_set,
+            "drains": self.drains.accounts(),
+        }
+        slowly = _SLOWLY if self.sampler.way == "tried_regions" else None
+        amiss = (self.view.history.trouble, self.arbiter.note, slowly)
+        document["notes"] = [*account["notes"], *(note for note in amiss if note is not None)]
+        self.view.account = document
+        try:
+            status.publish(self.settings.daemon.runtime_dir, document)
+        except OSError as error:
+            log.warning("status not published: %s: %s", error.filename, error.strerror)
+
+
+def _merged(was_set: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns what is set with changes on top; null takes a key back."""
+    tables = {**was_set, **changes}
+    merged = {name: {**was_set.get(name, {}), **changes.get(name, {})} for name in tables}
+    present = {
+        name: {key: value for key, value in keys.items() if value is not None}
+        for name, keys in merged.items()
+    }
+    return {name: keys for name, keys in present.items() if keys}
+
+
+def _require_same(running: Config, wanted: Config) -> None:
+    """Refuses what only a restart can change."""
+    changes = differences(as_dict(running), as_dict(wanted))
+    fixed = [change.key for change in changes if change.key in {*NEEDS_RESTART, "tier"}]
+    if fixed:
+        raise TierdError(
+            f"{', '.join(fixed)}: only a restart can change this",
+            hint="systemctl restart tierd, or put it back and reload",
+        )
+
+
+def _set_up(
+    stack: ExitStack, command_line: CommandLine, files: Config, signals: Signals
+) -> Service:
+    """Sets up the daemon; the stack takes down what was set up, also where a later step fails."""
+    journal = stack.enter_context(Journal(files.daemon.state_dir))
+    history = stack.enter_context(_kept_history(files.daemon.state_dir))
+    log.info("version %s begins", __version__, extra=event("start", version=__version__))
+    stack.callback(log.info, "ended", extra=event("end"))
+    _undo(journal)
+    runtime_dir = files.daemon.runtime_dir
+    runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+    stack.callback(status.withdraw, runtime_dir)  # a killed one's too, where this one refuses
+    stack.callback(_undo, journal)
+    topology = discover(files.tiers)
+    _require_tiers(topology)
+    settings = command_line.on_top_of(files)
+    arbiter = Arbiter(journal=journal)
+    may_move = arbiter.may_move(settings.conflicts.numa_balancing, moves=settings.policy.mode.moves)
+    sampler = stack.enter_context(Session(settings.damon, journal))
+    free = stack.enter_context(FreeMemory())
+    for tier in topology.tiers:
+        log.info("%s", hotplug.describe(tier))
+    finder = Finder(settings.targets, settings.discover, partial(_listen, stack))
+    daemon = Daemon(
+        settings,
+        topology=topology,
+        sampler=sampler,
+        mover=make_mover(settings, topology, free, signals.are_waiting) if may_move else None,
+        find=finder,
+        free_bytes=free.rooms_bytes,
+        pressure=read_pressure,
+        tell=lambda account: service.publish(account),
+    )
+    service = Service(
+        command_line=command_line,
+        files=files,
+        settings=settings,
+        daemon=daemon,
+        sampler=sampler,
+        finder=finder,
+        free=free,
+        drains=Drains(
+            daemon=daemon,
+            free=free,
+            make_mover=lambda topology: make_mover(
+                daemon.config, topology, free, signals.are_waiting
+            ),
+        ),
+        arbiter=arbiter,
+        hotplug=Hotplug(topology, files.tiers, _listen_to_memory(stack)),
+        interrupted=signals.are_waiting,
+        view=View(daemon, history),
+        inbox=Inbox(signals.call),
+    )
+    stack.enter_context(serving(_endpoints(stack, settings, service)))
+    return service
+
+
+def _endpoints(stack: ExitStack, settings: Config, service: Service) -> list[Endpoint]:
+    """Opens the API's sockets for as long as the stack lasts."""
+    runtime_dir = settings.daemon.runtime_dir
+    watch = [operation for operation in OPERATIONS if operation.is_for_monitoring]
+    control = stack.enter_context(unix_listener(runtime_dir / CONTROL, 0o660, GROUP))
+    monitor = stack.enter_context(unix_listener(runtime_dir / MONITOR, 0o666))
+    endpoints = [
+        Endpoint(listener=control, app=App(service.view, service, OPERATIONS)),
+        Endpoint(listener=monitor, app=App(service.view, service, watch)),
+    ]
+    if settings.api.metrics_listen:
+        address, _, port = settings.api.metrics_listen.rpartition(":")
+        listener = stack.enter_context(tcp_listener(address.strip("[]"), int(port)))
+        metrics = [operation for operation in watch if operation.path == "/metrics"]
+        endpoints.append(Endpoint(listener=listener, app=App(service.view, service, metrics)))
+    return endpoints
+
+
+@contextmanager
+def _kept_history(folder: Path) -> Iterator[History]:
+    """Keeps what is logged inside the block."""
+    history = History(folder)
+    log.addHandler(history)
+    try:
+        yield history
+    finally:
+        log.removeHandler(history)
+
+
+def _listen(stack: ExitStack) -> ProcEvents | None:
+    """Listens to process events for as long as the stack lasts."""
+    try:
+        return stack.enter_context(ProcEvents())
+    except OSError as error:
+        log.warning("no process events (%s); all processes are looked at now and then", error)
+        return None
+
+
+def _listen_to_memory(stack: ExitStack) -> Uevents | None:
+    """Listens to events of memory and its devices for as long as the stack lasts."""
+    try:
+        return stack.enter_context(Uevents())
+    except (OSError, ImportError) as error:
+        log.warning("no events of memory (%s); the nodes' sizes are looked at instead", error)
+        return None
+
+
+def _require_tiers(topology: Topology) -> None:
+    if len(topology.tiers) < 2:
+        raise TierdError(
+            "all memory is in one tier: there is nothing to place",
+            hint="\n".join(topology.warnings) or None,
+        )
+
+
+def make_mover(
+    settings: Config,
+    topology: Topology,
+    free: FreeMemory,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Mover:
+    """Makes the mover of move_pages(2), as the configuration wants it."""
+    tier_of = {node: tier for tier in topology.tiers for node in tier.nodes}
+
+    def room(node: NodeId) -> int:
+        room = {node: free.room_bytes(node)}
+        return numa.node_room_bytes(tier_of[node], node, room, settings.policy.headroom_percent)
+
+    return Mover(
+        topology=topology,
+        room=room,
+        limits=LimitsReader(move_locked=settings.migrate.move_locked),
+        batch_pages=settings.migrate.batch_pages,
+        interrupted=interrupted,
+    )
+
+
+def _undo(journal: Journal) -> None:
+    for line in journal.undo():
+        log.info("undone: %s", line, extra=event("undone"))
+
+
+def notify(state: str) -> None:
+    """Tells systemd, where it started us with Type=notify (sdnotify(3)).
+
+    One that doesn't take what it is told is not waited for: placing pages goes on without it.
+    """
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        channel.settimeout(NOTIFY_S)
+        try:
+            channel.connect(address.replace("@", "\0", 1) if address.startswith("@") else address)
+            channel.send(state.encode())
+        except OSError as error:
+            log.debug("systemd was not told %s: %s", state, error)
