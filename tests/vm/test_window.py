@@ -5,7 +5,16 @@ from collections.abc import Callable
 
 import pytest
 from guests.guest import Guest
-from guests.tiering import DAMON_STAT, PAGE_KIB, Tierd, ballast, counter, free_kib, tierd
+from guests.tiering import (
+    DAMON_STAT,
+    PAGE_KIB,
+    Tierd,
+    at_rest,
+    ballast,
+    counter,
+    free_kib,
+    tierd,
+)
 from guests.topology import slow_node
 from guests.workloads import Hotset, Sample, hotset
 
@@ -43,8 +52,8 @@ def test_a_moving_window_is_followed(guest: Guest) -> None:
     ):
         arrive(load, START_S, running, window=0)
         with ballast(guest, 0, FREE_MIB - WINDOW_MIB):
+            before = at_rest(load, running)
             capacity_pages = free_kib(guest, 0) // PAGE_KIB + WINDOW_PAGES
-            before = counter(guest, "pgmigrate_success"), sum(running.moved.values())
             for turn in range(1, 1 + MOVES):
                 load.move_window()
                 arrive(load, CONVERGE_S, running, window=turn)

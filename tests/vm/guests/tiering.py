@@ -102,6 +102,22 @@ def until(load: Hotset, running: Tierd, holds: Callable[[], bool]) -> None:
     raise AssertionError(f"{running.status} {running.process.stderr}")
 
 
+def at_rest(load: Hotset, running: Tierd) -> tuple[int, int]:
+    """Pages migrated as the kernel counts them and as tierd does, once two rounds moved none.
+
+    tierd tells a round's moves at its end, so that in between it is behind the kernel.
+    """
+    since, rounds = None, 0
+    for _ in load.samples(WITHIN_S):
+        status = running.status or {"rounds": 0}
+        now = counter(running.guest, "pgmigrate_success"), sum(running.moved.values())
+        if now != since:
+            since, rounds = now, status["rounds"]
+        elif status["rounds"] >= rounds + 2:
+            return now
+    raise AssertionError(f"no rest: {running.status} {running.process.stderr}")
+
+
 def free_kib(guest: Guest, node: int) -> int:
     """MemFree of a node."""
     meminfo = guest.read(f"/sys/devices/system/node/node{node}/meminfo").decode()
