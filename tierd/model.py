@@ -196,18 +196,19 @@ PIECE = np.dtype(
     [
         ("start", "u8"),
         ("end", "u8"),
-        ("short", "f4"),  # accesses per byte and second, averaged over seconds
-        ("long", "f4"),  # the same, averaged over tens of seconds
-        ("resident", "f4", (MAX_TIERS,)),  # share of the piece's bytes on each tier
         ("probed_s", "f8"),  # when residence was last looked at, -inf for never
         ("held_until_s", "f8"),  # moved or refused lately: not to be moved before this instant
-        ("refusals", "u2"),  # refused moves in a row
         ("moved_s", "f8"),  # when it was moved last, -inf for never
-        ("rose", "i1"),  # 1 where that move was up, -1 down, 0 where it is long ago
+        ("short", "f4"),  # accesses per byte and second, averaged over seconds
+        ("long", "f4"),  # the same, averaged over tens of seconds
         ("owed", "f4"),  # accesses per byte that a move up and one down have still to win back
+        ("resident", "f4", (MAX_TIERS,)),  # share of the piece's bytes on each tier
+        ("refusals", "u2"),  # refused moves in a row
+        ("rose", "i1"),  # 1 where that move was up, -1 down, 0 where it is long ago
         ("swings", "u1"),  # how often in a row it was soon moved down still owing
         ("kept", "u1"),  # why the last plan left hot bytes of it, KEPT_CODE; 0 where it did not
-    ]
+    ],
+    align=True,  # NumPy copies what is not before it reckons with it
 )
 """A range of a target whose heat, place and history are alike: the unit that decide works on."""
 

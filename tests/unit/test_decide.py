@@ -461,7 +461,7 @@ def test_to_and_fro_that_does_not_pay_comes_to_rest(seed: int, period_s: float) 
             world.round()
         by_minute.append(world.moved_pages - before)
     following = 2 * length * 60 / period_s
-    assert np.mean(by_minute[4:]) <= 0.1 * following, by_minute
+    assert np.mean(by_minute[4:]) <= 0.2 * following, by_minute
 
 
 @settings(max_examples=10, deadline=None)

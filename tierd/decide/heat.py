@@ -102,25 +102,36 @@ def overlay(
         start and end of every part, and for each layer the index of the range that covers it, -1
         where none does.
     """
-    edges = np.sort(np.concatenate([_edges(layer) for layer in layers]), kind="stable")
-    edges = edges[np.flatnonzero(np.diff(edges, prepend=np.uint64(0)))]
-    start, end = edges[:-1], edges[1:]
-    return start, end, tuple(_covering(layer, start) for layer in layers)
+    edges = np.concatenate([_edges(layer) for layer in layers])
+    order = np.argsort(edges, kind="stable")
+    edges = edges[order]
+    new = np.ones(len(edges), np.bool_)
+    new[1:] = edges[1:] != edges[:-1]
+    at = np.empty(len(edges), np.intp)
+    at[order] = np.cumsum(new) - 1
+    edges = edges[new]
+    ends = np.cumsum([2 * len(layer) for layer in layers])
+    covering = (_covering(bounds, len(edges) - 1) for bounds in np.split(at, ends[:-1]))
+    return edges[:-1], edges[1:], tuple(covering)
 
 
 def _edges(ranges: Ranges) -> NDArray[np.uint64]:
-    """Returns where ranges begin, and where they end unless the next one begins there."""
-    start, end = ranges["start"], ranges["end"]
-    lonely = np.ones(len(ranges), np.bool_)
-    lonely[:-1] = end[:-1] != start[1:]
-    return np.concatenate([start, end[lonely]])
+    """Returns start and end of each range, in order."""
+    edges = np.empty((len(ranges), 2), np.uint64)
+    edges[:, 0], edges[:, 1] = ranges["start"], ranges["end"]
+    return edges.ravel()
 
 
-def _covering(ranges: Ranges, start: NDArray[np.uint64]) -> NDArray[np.intp]:
-    if not len(ranges):
-        return np.full(len(start), -1, np.intp)
-    at = np.searchsorted(ranges["start"], start, "right") - 1
-    return np.where((at >= 0) & (start < ranges["end"][at]), at, -1)
+def _covering(bounds: NDArray[np.intp], parts: int) -> NDArray[np.intp]:
+    """Returns the index of the range that covers each part, -1 where none does.
+
+    Args:
+        bounds: for each range the first part that it covers, and the first that it does not.
+        parts: how many there are.
+    """
+    index = np.full(len(bounds) + 1, -1, np.intp)
+    index[1::2] = np.arange(len(bounds) // 2)
+    return np.repeat(index, np.diff(bounds, prepend=0, append=parts))
 
 
 def _parts(
