@@ -2,11 +2,10 @@
 """The loop that joins the stages: discover, sample, decide, migrate, observe, once a round."""
 
 import logging
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +16,12 @@ from tierd.decide.heat import ceiling, fold, score
 from tierd.decide.placement import is_hot, plan
 from tierd.decide.settle import settle, unsettle
 from tierd.errors import NotFound, TierdError
-from tierd.kernel import process
-from tierd.kernel.pressure import Pressure
 from tierd.kernel.process import Process
-from tierd.migrate.mover import Mover
+from tierd.machine import Machine
 from tierd.model import (
     PAGE_BYTES,
     PIECE,
     Accesses,
-    NodeId,
     Pid,
     Plan,
     Policy,
@@ -37,7 +33,6 @@ from tierd.model import (
 )
 from tierd.observe.events import event
 from tierd.observe.flows import OTHERS, Flows, MoveCost, summary
-from tierd.sample import residence
 from tierd.sample.sampler import Sampler
 from tierd.tiers import numa
 
@@ -82,6 +77,27 @@ class Watched:
         return seen is not None and now_s - seen.at_s < STALE_AGGREGATIONS * seen.aggregation_s + 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What a round has seen of the machine, before it decided."""
+
+    at_s: float
+    config: Config
+    tiers: Sequence[Tier]
+    rooms: Sequence[TierRoom]
+    seen: Sequence[Accesses]
+    watched: Mapping[Pid, Watched]
+    page_cost_ns: float
+
+
+class Moves(Protocol):
+    """What makes a plan's moves: migrate.mover.Mover, or what plays it."""
+
+    def run(self, plan: Plan, *, deadline_s: float) -> Report:
+        """Makes them in order until the deadline."""
+        ...
+
+
 class Daemon:
     """One tierd over its collaborators.
 
@@ -90,10 +106,9 @@ class Daemon:
         topology: the tiers.
         sampler: watches processes.
         mover: makes moves, None to decide only.
-        find: lists the processes that are to be targets now.
-        free_bytes: what each node can take before the kernel reclaims.
-        pressure: how much tasks wait for memory, None where the kernel doesn't tell.
-        tell: is given the status after each round.
+        machine: tells of processes and of memory.
+        tell: is given the status after each round; None where nobody wants it.
+        record: is given what a round has seen, before it decides; None likewise.
     """
 
     def __init__(
@@ -102,22 +117,19 @@ class Daemon:
         *,
         topology: Topology,
         sampler: Sampler,
-        mover: Mover | None,
-        find: Callable[[], Iterable[Process]],
-        free_bytes: Callable[[], Mapping[NodeId, int]],
-        pressure: Callable[[], Pressure | None],
-        tell: Callable[[dict[str, Any]], None],
+        mover: Moves | None,
+        machine: Machine,
+        tell: Callable[[dict[str, Any]], None] | None,
+        record: Callable[[Round], None] | None = None,
     ) -> None:
         self.config, self.topology, self.sampler, self.mover = config, topology, sampler, mover
-        self.find, self.free_bytes, self.tell = find, free_bytes, tell
-        self.pressure = pressure
+        self.machine, self.tell, self.record = machine, tell, record
         self.watched: dict[Pid, Watched] = {}
         self.names = topology.names()
         self.rank_of_node = topology.rank_of_node()
         self.unwatched: dict[Pid, str] = {}
         self.flows = Flows()
         self.cost = MoveCost(config.policy.placement.move_cost_ns)
-        self.rng = np.random.default_rng()
         self.rounds = 0
         self.round_s = self.rounds_s = 0.0
         self.find_at_s = 0.0
@@ -128,13 +140,13 @@ class Daemon:
         self.yields = False
         """Whether somebody else spends the budget of moves meanwhile, as a drain does."""
 
-    def reconfigure(self, config: Config, mover: Mover | None) -> None:
+    def reconfigure(self, config: Config, mover: Moves | None) -> None:
         """Goes on by another configuration, between two rounds; what is known of targets stays."""
         self.config, self.mover = config, mover
         self.cost.prior_ns = config.policy.placement.move_cost_ns
         self.find_at_s = 0.0
 
-    def retier(self, topology: Topology, mover: Mover | None) -> None:
+    def retier(self, topology: Topology, mover: Moves | None) -> None:
         """Goes on with other tiers, between two rounds; fewer than two are nothing to move between.
 
         What is known of targets stays, but where any node is of another rank now, all pieces are
@@ -154,27 +166,43 @@ class Daemon:
             stop_asked: waits between the rounds for so many seconds at most; tells to stop.
             for_s: None for ever.
         """
-        end_s = float("inf") if for_s is None else time.monotonic() + for_s
-        next_s = time.monotonic()
+        now_s = self.machine.monotonic
+        end_s = float("inf") if for_s is None else now_s() + for_s
+        next_s = now_s()
         while next_s < end_s:
             self.round()
-            next_s = max(next_s + self.config.daemon.interval_s, time.monotonic())
-            if stop_asked(min(next_s, end_s) - time.monotonic()):
+            next_s = max(next_s + self.config.daemon.interval_s, now_s())
+            if stop_asked(min(next_s, end_s) - now_s()):
                 return
 
     def round(self) -> None:
-        begin_s = time.monotonic()
+        begin_s = self.machine.monotonic()
         self._follow_targets(begin_s)
-        for accesses in self.sampler.poll():
+        seen = self.sampler.poll()
+        for accesses in seen:
             self._take_in(accesses)
         targets = self._fresh_targets(begin_s)
         rooms = self._rooms()
+        if self.record is not None:
+            self.record(self._as_seen(begin_s, seen, rooms))
         made = self._decide(targets, rooms, begin_s)
         self._move(made, begin_s)
         self.rounds += 1
-        self.round_s = time.monotonic() - begin_s
+        self.round_s = self.machine.monotonic() - begin_s
         self.rounds_s += self.round_s
-        self.tell(self._status(rooms))
+        if self.tell is not None:
+            self.tell(self._status(rooms))
+
+    def _as_seen(self, now_s: float, seen: Sequence[Accesses], rooms: Sequence[TierRoom]) -> Round:
+        return Round(
+            at_s=now_s,
+            config=self.config,
+            tiers=self.topology.tiers,
+            rooms=rooms,
+            seen=seen,
+            watched=self.watched,
+            page_cost_ns=self.cost.page_ns,
+        )
 
     def pin(self, pid: Pid, pin: Pin | None) -> None:
         """Keeps a target's memory in the fastest tier, or where it is, or no more (None).
@@ -205,7 +233,7 @@ class Daemon:
             self._forget(pid)
         if now_s < self.find_at_s:
             return
-        found = {target.pid: target for target in self.find()}
+        found = {target.pid: target for target in self.machine.find()}
         for pid in [pid for pid in self.watched if pid not in found]:
             self._forget(pid)
         self.unwatched = {pid: note for pid, note in self.unwatched.items() if pid in found}
@@ -270,9 +298,9 @@ class Daemon:
     def _look_at_mappings(self, watched: Watched, now_s: float) -> None:
         if now_s < watched.look_at_s:
             return
-        begin_s = time.monotonic()
-        watched.mapped = process.read_mapped(watched.process.pid)
-        took_s = time.monotonic() - begin_s
+        begin_s = self.machine.monotonic()
+        watched.mapped = self.machine.mapped(watched.process.pid)
+        took_s = self.machine.monotonic() - begin_s
         watched.look_at_s = now_s + max(LOOK_AGAIN_S, LOOK_COST * took_s)
 
     def _fresh_targets(self, now_s: float) -> list[Watched]:
@@ -282,13 +310,12 @@ class Daemon:
         for watched in fresh:
             unknown = not np.isfinite(watched.pieces["probed_s"]).all()
             try:
-                residence.probe(
+                self.machine.locate(
                     watched.process.pid,
                     watched.pieces,
                     self.rank_of_node,
                     budget_pages=(PROBE_PAGES_BUSY if unknown else budget) // len(fresh),
                     now_s=now_s,
-                    rng=self.rng,
                 )
             except ProcessLookupError:
                 watched.accesses = None
@@ -314,7 +341,7 @@ class Daemon:
 
     def _promotable(self) -> float:
         """Returns which share of the budget may be used to move up, and tells of less than all."""
-        pressure = self.pressure()
+        pressure = self.machine.pressure()
         percent = None if pressure is None else pressure.some_percent
         share = promotable(percent, self.config.policy.placement)
         was, self.stalls = self.stalls, None
@@ -327,7 +354,7 @@ class Daemon:
 
     def _rooms(self) -> list[TierRoom]:
         percent = self.config.policy.headroom_percent
-        return numa.rooms(self.topology.tiers, self.free_bytes(), percent)
+        return numa.rooms(self.topology.tiers, self.machine.free_bytes(), percent)
 
     def policy(self) -> Policy:
         """Returns the configured policy with what moving a page was found to cost."""
@@ -380,7 +407,7 @@ class Daemon:
             return
         config = self.config
         share_s = config.daemon.interval_s * config.migrate.round_percent / 100
-        report = self.mover.run(made, deadline_s=time.monotonic() + share_s)
+        report = self.mover.run(made, deadline_s=self.machine.monotonic() + share_s)
         tenants = [self.watched[pid].process.cgroup or OTHERS for pid in made.pids]
         self.flows.add(report, self.topology.tiers, tenants)
         self.cost.add(report)
@@ -465,7 +492,7 @@ class Daemon:
             "command": watched.process.command,
             "cgroup": watched.process.cgroup,
             "pin": watched.pin and str(watched.pin),
-            "rests": watched.guard.rests(time.monotonic()),
+            "rests": watched.guard.rests(self.machine.monotonic()),
             "pieces": len(pieces),
             "resident": {self.names[rank]: int(resident[:, rank].sum()) for rank in ranks},
             "hot": {self.names[rank]: int(resident[hot, rank].sum()) for rank in ranks},

@@ -33,15 +33,16 @@ from tierd.drains import Drains
 from tierd.errors import TierdError
 from tierd.journal import Journal
 from tierd.kernel.free import FreeMemory
-from tierd.kernel.pressure import read_pressure
 from tierd.kernel.proc_events import ProcEvents
 from tierd.kernel.signals import CALL, RELOAD, Signals, caught_signals
 from tierd.kernel.uevents import Uevents
+from tierd.machine import ThisMachine
 from tierd.migrate.limits import LimitsReader
 from tierd.migrate.mover import Mover
 from tierd.model import NodeId, Pid, Topology
 from tierd.observe import status
 from tierd.observe.events import History, event
+from tierd.recorder import Recorder, recording_to
 from tierd.sample.session import Session
 from tierd.tiers import numa
 
@@ -58,11 +59,16 @@ COMMAND_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:
-    """Where the configuration is, and what the command line says on top of it."""
+    """Where the configuration is, and what the command line says on top of it.
+
+    `record` is a file to record to, of `record_bytes` at most.
+    """
 
     path: Path | None
     pids: Sequence[int]
     dry_run: bool
+    record: Path | None = None
+    record_bytes: int = 0
 
     def on_top_of(self, files: Config) -> Config:
         given = tuple(
@@ -266,6 +272,16 @@ class Service:
             log.warning("status not published: %s: %s", error.filename, error.strerror)
 
 
+@contextmanager
+def _recording(command_line: CommandLine) -> Iterator[Recorder | None]:
+    path = command_line.record
+    if path is None:
+        yield None
+        return
+    with recording_to(path, most_bytes=command_line.record_bytes) as recorder:
+        yield recorder
+
+
 def _merged(was_set: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns what is set with changes on top; null takes a key back."""
     tables = {**was_set, **changes}
@@ -310,16 +326,16 @@ def _set_up(
     free = stack.enter_context(FreeMemory())
     for tier in topology.tiers:
         log.info("%s", hotplug.describe(tier))
+    recorder = stack.enter_context(_recording(command_line))
     finder = Finder(settings.targets, settings.discover, partial(_listen, stack))
     daemon = Daemon(
         settings,
         topology=topology,
         sampler=sampler,
         mover=make_mover(settings, topology, free, signals.are_waiting) if may_move else None,
-        find=finder,
-        free_bytes=free.rooms_bytes,
-        pressure=read_pressure,
+        machine=ThisMachine(finder=finder, free=free.rooms_bytes),
         tell=lambda account: service.publish(account),
+        record=recorder,
     )
     service = Service(
         command_line=command_line,

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-import tierd.daemon
 from tests.unit.fake_commands import FakeCommands
 from tests.unit.machine import HOT, SPAN, FakeSampler, Machine, Memory, half_hot
 from tierd.api.view import View
@@ -13,12 +12,8 @@ from tierd.observe.events import History
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    machine = Machine()
-    monkeypatch.setattr(tierd.daemon, "time", machine)
-    monkeypatch.setattr("tierd.kernel.process.read_mapped", machine.read_mapped)
-    monkeypatch.setattr("tierd.kernel.pages.query", machine.query)
-    return machine
+def machine() -> Machine:
+    return Machine()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 """A machine for the daemon: fakes of its clock, processes, their memory, sampler and mover."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,6 @@ from tierd.daemon import Daemon
 from tierd.errors import Conflict
 from tierd.kernel.pressure import Pressure
 from tierd.kernel.process import RANGE, Process
-from tierd.migrate.mover import Mover
 from tierd.model import (
     PAGE_BYTES,
     Accesses,
@@ -30,6 +29,7 @@ from tierd.model import (
     TierKind,
     Topology,
 )
+from tierd.sample import residence
 
 DRAM, CXL = Rank(0), Rank(1)
 NODES = (NodeId(0), NodeId(2))  # not the same numbers as the ranks'
@@ -179,6 +179,7 @@ class Machine:
         self.told: list[dict[str, Any]] = []
         self.mover = FakeMover(self)
         self.stall_percent = 0.0
+        self.rng = np.random.default_rng(1)
 
     def start(self, pid: Pid, memory: Memory, start_ticks: int = 1) -> None:
         self.processes.append(a_process(pid, start_ticks))
@@ -195,11 +196,33 @@ class Machine:
         self.looks += 1
         return list(self.processes)
 
-    def read_mapped(self, pid: Pid) -> NDArray[np.void] | None:
+    def mapped(self, pid: Pid) -> NDArray[np.void] | None:
         if pid not in self.memory:
             return None
         span = self.memory[pid].span
         return np.array([(span.start, span.stop)], RANGE)
+
+    def locate(
+        self,
+        pid: Pid,
+        pieces: NDArray[np.void],
+        rank_of_node: NDArray[np.int8],
+        *,
+        budget_pages: int,
+        now_s: float,
+    ) -> None:
+        residence.probe(
+            pid,
+            pieces,
+            rank_of_node,
+            budget_pages=budget_pages,
+            now_s=now_s,
+            rng=self.rng,
+            query=self.query,
+        )
+
+    def pressure(self) -> Pressure:
+        return Pressure(some_percent=self.stall_percent, full_percent=0)
 
     def query(self, pid: Pid, folios: NDArray[np.void]) -> None:
         if pid not in self.memory:
@@ -218,18 +241,14 @@ class Machine:
     def daemon(
         self, sampler: FakeSampler, config: Config | None = None, *, moves: bool = True
     ) -> Daemon:
-        daemon = Daemon(
+        return Daemon(
             config or Config(),
             topology=self.topology,
             sampler=sampler,
-            mover=cast(Mover, self.mover) if moves else None,
-            find=self.find,
-            free_bytes=self.free_bytes,
-            pressure=lambda: Pressure(some_percent=self.stall_percent, full_percent=0),
+            mover=self.mover if moves else None,
+            machine=self,
             tell=self.told.append,
         )
-        daemon.rng = np.random.default_rng(1)
-        return daemon
 
     def rounds(self, daemon: Daemon, seconds: float) -> list[int]:
         """Goes round each second; returns the pages moved in each round."""

@@ -204,9 +204,10 @@ def test_mappings_are_looked_at_now_and_then(
         nonlocal looks
         looks += 1
         machine.now_s += 0.05  # a big process's maps
-        return machine.read_mapped(pid)
+        return look(pid)
 
-    monkeypatch.setattr("tierd.kernel.process.read_mapped", slowly)
+    look = machine.mapped
+    monkeypatch.setattr(machine, "mapped", slowly)
     machine.start(HOT, Memory(SPAN))
     machine.rounds(machine.daemon(FakeSampler(half_hot(100), machine)), 20)
     assert 3 <= looks <= 5, "once in 5 s, 100 times what it took"

@@ -73,7 +73,7 @@ def drain(machine: Machine, mover: SlicedMover, room: int = 1 << 30) -> Drain:
         mover=cast(Mover, mover),
         room=lambda node: room,
         find=lambda: [*machine.memory],
-        read_mapped=machine.read_mapped,
+        read_mapped=machine.mapped,
         learn=lambda report: None,
         clock=machine.monotonic,
     )
@@ -177,6 +177,7 @@ def drains(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Drains:
     daemon = machine.daemon(FakeSampler([], machine))
     monkeypatch.setattr("tierd.kernel.nodes.read_in_use", lambda node: 32 << 20)
     monkeypatch.setattr("tierd.kernel.process.read_pids", lambda: [*machine.memory])
+    monkeypatch.setattr("tierd.kernel.process.read_mapped", machine.mapped)
     monkeypatch.setattr("tierd.kernel.process.read_cgroup", lambda pid: "/db")
 
     def make_mover(topology: Topology) -> Mover:

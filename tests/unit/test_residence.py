@@ -40,11 +40,8 @@ def probe(
         asked.append(folios["addr"].copy())
         folios["node"] = node_of(folios["addr"])
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pages, "query", query)
-        residence.probe(
-            PID, pieces, RANKS, budget_pages=budget, now_s=5.0, rng=np.random.default_rng(seed)
-        )
+    rng = np.random.default_rng(seed)
+    residence.probe(PID, pieces, RANKS, budget_pages=budget, now_s=5.0, rng=rng, query=query)
     return asked
 
 

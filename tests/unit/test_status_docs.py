@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import addressof, c_char
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from tierd.config.show import as_dict
 from tierd.daemon import Daemon
 from tierd.discover.topology import discover
 from tierd.kernel.process import read_process
-from tierd.migrate.mover import Mover
+from tierd.machine import ThisMachine
 from tierd.model import PAGE_BYTES, REGION, Accesses, Kept, NodeId, Outcome, Pid, Plan, Report
 from tierd.observe import status
 from tierd.observe.flows import QUIET
@@ -107,10 +107,10 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             Config(),
             topology=discover((), trees.unpack("cxl-7.2", tmp_path / "root")),
             sampler=OneHotRange(start),
-            mover=cast(Mover, HalfMover()),
-            find=lambda: [found],
-            free_bytes=lambda: {NodeId(0): 1 << 30, NodeId(1): 1 << 29},
-            pressure=lambda: None,
+            mover=HalfMover(),
+            machine=ThisMachine(
+                finder=lambda: [found], free=lambda: {NodeId(0): 1 << 30, NodeId(1): 1 << 29}
+            ),
             tell=lambda account: status.publish(tmp_path, {**account, **of_the_service()}),
         )
         for _ in range(ROUNDS):

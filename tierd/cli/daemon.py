@@ -10,7 +10,7 @@ from logging_journald import Facility, JournaldLogHandler, check_journal_stream
 
 from tierd import __version__, config
 from tierd.cli.errors import Commands
-from tierd.cli.options import config_option
+from tierd.cli.options import SIZE, config_option
 from tierd.discover.targets import check_targets
 from tierd.errors import TierdError
 from tierd.service import CommandLine, run_service, undo_left
@@ -32,17 +32,35 @@ def main() -> None:
 @click.option("--pid", "pids", type=int, multiple=True, help="Place this process too.")
 @click.option("--for", "for_s", type=click.FloatRange(min=0), help="Stop after so many seconds.")
 @click.option("--dry-run", is_flag=True, help="Sample and decide, but move nothing.")
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Record what is seen, for tierctl replay and size.",
+)
+@click.option(
+    "--record-size",
+    "record_bytes",
+    type=SIZE,
+    default="256M",
+    show_default=True,
+    help="End the recording where it would be larger.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Log debugging messages too.")
 def run(
     config_path: Path | None,
     pids: tuple[int, ...],
     for_s: float | None,
     dry_run: bool,
+    record: Path | None,
+    record_bytes: int,
     verbose: bool,
 ) -> None:
     """Runs the daemon in the foreground, until SIGTERM or SIGINT."""
     _log_from(logging.DEBUG if verbose else logging.INFO)
-    command_line = CommandLine(path=config_path, pids=pids, dry_run=dry_run)
+    command_line = CommandLine(
+        path=config_path, pids=pids, dry_run=dry_run, record=record, record_bytes=record_bytes
+    )
     files = config.load(config_path)
     if os.geteuid() != 0:
         raise TierdError(

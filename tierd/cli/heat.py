@@ -13,6 +13,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.cli.pictures import new_figure, save_figure
 from tierd.cli.text import amount
 from tierd.errors import TierdError
 
@@ -142,19 +143,12 @@ def as_document(columns: Sequence[Column], bins: Bins, tiers: Sequence[str]) -> 
 
 
 def save(path: Path, columns: Sequence[Column], bins: Bins, title: str) -> None:
-    """Draws a picture, of the kind that the file's name ends in.
+    """Draws a picture.
 
     Raises:
         TierdError: matplotlib isn't there, or doesn't know this kind.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise TierdError(
-            "a picture needs matplotlib", hint="pip install 'tierd[plot]' where tierctl runs"
-        ) from None
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = new_figure()
     image = axes.imshow(
         np.column_stack([np.log2(np.maximum(column.heat, COLDEST)) for column in columns]),
         aspect="auto",
@@ -166,7 +160,4 @@ def save(path: Path, columns: Sequence[Column], bins: Bins, title: str) -> None:
     )
     axes.set(title=title, xlabel="seconds", ylabel="MiB of mapped memory, by address")
     figure.colorbar(image, label="log2 of accesses per page and second")
-    try:
-        figure.savefig(path)
-    except ValueError as error:
-        raise TierdError(f"{path}: {error}") from None
+    save_figure(figure, path)

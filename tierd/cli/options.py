@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options that several commands of tierctl take."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,6 +12,25 @@ from tierd.config import DEFAULT_PATH
 
 PID = click.IntRange(1, 1 << 22)
 """What a command takes as a process."""
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+class Size(click.ParamType[int]):
+    """A size in bytes, or with K, M, G or T behind it, in powers of 1024."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"([0-9]{1,12})([KMGT]?)", value)
+        if not found:
+            self.fail(f"{value!r} is no size such as 512M or 4G", param, ctx)
+        return int(found[1]) * _UNITS[found[2]]
+
+
+SIZE = Size()
 
 Option: TypeAlias = Callable[[Any], Any]
 """A decorator of a command."""

@@ -63,7 +63,7 @@ def load_with_places(paths: Iterable[Path], on_top: Sequence[Document] = ()) -> 
     problems: list[Problem] = []
     for path in paths:
         try:
-            documents.append(parse_document(_read(path), str(path)))
+            documents.append(read_document(path))
         except ConfigError as error:
             problems += error.problems
     try:
@@ -73,6 +73,15 @@ def load_with_places(paths: Iterable[Path], on_top: Sequence[Document] = ()) -> 
     if problems:
         raise ConfigError(problems)
     return loaded
+
+
+def read_document(path: Path) -> Document:
+    """Reads one file, without its drop-ins and unchecked.
+
+    Raises:
+        ConfigError: it cannot be read, or is no TOML.
+    """
+    return parse_document(_read(path), str(path))
 
 
 def parse(content: str, file: str) -> Config:

@@ -110,8 +110,11 @@ def overlay(
     at = np.empty(len(edges), np.intp)
     at[order] = np.cumsum(new) - 1
     edges = edges[new]
-    ends = np.cumsum([2 * len(layer) for layer in layers])
-    covering = (_covering(bounds, len(edges) - 1) for bounds in np.split(at, ends[:-1]))
+    covering, done = [], 0
+    for layer in layers:
+        bounds = at[done : done + 2 * len(layer)]
+        covering.append(_covering(bounds, len(edges) - 1))
+        done += len(bounds)
     return edges[:-1], edges[1:], tuple(covering)
 
 
@@ -131,7 +134,9 @@ def _covering(bounds: NDArray[np.intp], parts: int) -> NDArray[np.intp]:
     """
     index = np.full(len(bounds) + 1, -1, np.intp)
     index[1::2] = np.arange(len(bounds) // 2)
-    return np.repeat(index, np.diff(bounds, prepend=0, append=parts))
+    cuts = np.zeros(len(bounds) + 2, np.intp)
+    cuts[1:-1], cuts[-1] = bounds, parts
+    return np.repeat(index, cuts[1:] - cuts[:-1])
 
 
 def _parts(
@@ -194,13 +199,14 @@ def _join(pieces: NDArray[np.void], now_s: float, bins_per_octave: float) -> NDA
         return pieces
     tiers = _used_tiers(pieces)
     likeness = _likeness(pieces, tiers, now_s, bins_per_octave)
-    touch = pieces["end"][:-1] == pieces["start"][1:]
-    first = np.flatnonzero(np.r_[True, ~touch | (likeness[1:] != likeness[:-1])])
+    begins = np.ones(len(pieces), np.bool_)
+    begins[1:] = pieces["end"][:-1] != pieces["start"][1:]
+    begins[1:] |= likeness[1:] != likeness[:-1]
+    first = np.flatnonzero(begins)
     if len(first) == len(pieces):
         return pieces
-    last = np.r_[first[1:], len(pieces)] - 1
     joined = pieces.take(first)
-    joined["end"] = pieces["end"][last]
+    joined["end"][:-1], joined["end"][-1] = pieces["end"][first[1:] - 1], pieces["end"][-1]
     weight = (pieces["end"] - pieces["start"]).astype(np.float64)
     total = np.add.reduceat(weight, first)
     for name in ("short", "long", "owed"):

@@ -289,6 +289,8 @@ def _moves(
     parts = []
     for batch in batches:
         made = np.flatnonzero(batch.size)
+        if not len(made):
+            continue
         stock = batch.stock.take(made)
         part = np.zeros(len(made), MOVE)
         part["target"] = owner[stock.piece]
@@ -297,4 +299,4 @@ def _moves(
         part["bytes"] = batch.size[made]
         part["gain"] = stock.heat
         parts.append(part)
-    return np.concatenate(parts)
+    return np.concatenate(parts) if parts else np.zeros(0, MOVE)

@@ -4,6 +4,8 @@
 One query of move_pages(2) for all the pages of a round, which costs about 1/40 of moving them.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +24,7 @@ def probe(
     budget_pages: int,
     now_s: float,
     rng: np.random.Generator,
+    query: Callable[[Pid, NDArray[np.void]], None] = pages.query,
 ) -> None:
     """Sets `resident` and `probed_s` of the pieces most in need, in place.
 
@@ -35,6 +38,7 @@ def probe(
         budget_pages: at most so many pages are asked for.
         now_s: CLOCK_MONOTONIC.
         rng: where in its stretch of a piece each page is taken.
+        query: tells where the pages are.
 
     Raises:
         ProcessLookupError: the target has exited; no piece was changed.
@@ -48,7 +52,7 @@ def probe(
     piece, addresses = _sample(pieces[chosen], counts[chosen], rng)
     folios = np.empty(len(addresses), pages.FOLIO)
     folios["addr"], folios["pages"], folios["node"] = addresses, 1, pages.UNASKED
-    pages.query(pid, folios)
+    query(pid, folios)
     pieces["resident"][chosen] = _shares(
         piece, _ranks(folios["node"], rank_of_node), counts[chosen]
     )

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.unit.machine import (
+    AGGREGATION_S,
+    DRAM,
+    HOT,
+    OTHER,
+    PAGES,
+    SPAN,
+    FakeSampler,
+    Machine,
+    Memory,
+    half_hot,
+)
+from tests.unit.replay import MIB
+from tests.unit.world import snapshot
+from tierd.cli.control import main
+from tierd.config.check import Document
+from tierd.daemon import Round
+from tierd.errors import TierdError
+from tierd.model import PAGE_BYTES, Accesses
+from tierd.observe.recording import BadRecording, Frame, Kind, encode, preamble, read
+from tierd.recorder import Recorder, recording_to
+from tierd.replay import configured, load, replay
+
+SECONDS = 40
+WINDOW_PAGES = PAGES // 4
+"""Hot of each half in turn: the fast tier has room for one window and a half."""
+
+
+def moving_window(seconds: float) -> list[Accesses]:
+    snapshots = round(seconds / AGGREGATION_S)
+    return [
+        snapshot(
+            *_window(number >= snapshots // 2),
+            at_s=number * AGGREGATION_S,
+        )
+        for number in range(snapshots)
+    ]
+
+
+def _window(second: bool) -> tuple[list[int], list[int]]:
+    start = PAGES // 2 * second
+    edges = sorted({0, start, start + WINDOW_PAGES, PAGES})
+    return edges, [18 if edge == start else 1 for edge in edges[:-1]]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "window.tierd"
+
+
+def recorded(machine: Machine, path: Path, *, moves: bool = True) -> list[float]:
+    """Records a daemon; returns the hot window's share in fast memory as it was in each round."""
+    machine.start(HOT, Memory(SPAN))
+    hits = []
+    with recording_to(path, most_bytes=1 << 20) as recorder:
+        daemon = machine.daemon(FakeSampler(moving_window(SECONDS), machine), moves=moves)
+
+        def tap(round: Round) -> None:
+            start = SPAN.start + (PAGES // 2 * PAGE_BYTES) * (machine.now_s - 5000 >= SECONDS / 2)
+            window = range(start, start + WINDOW_PAGES * PAGE_BYTES)
+            hits.append(machine.memory[HOT].share(window, DRAM))
+            recorder(round)
+
+        daemon.record = tap
+        machine.rounds(daemon, SECONDS)
+        assert recorder.ended is None
+    return hits
+
+
+def test_a_replay_moves_what_was_moved(path: Path) -> None:
+    machine = Machine(fast_bytes=24 * MIB)
+    shares = recorded(machine, path)
+    recording = load(path)
+    found = replay(recording, configured(recording))
+    assert recording.seconds == SECONDS - 1
+    assert found.up_bytes + found.down_bytes == pytest.approx(
+        sum(machine.mover.moved) * PAGE_BYTES, rel=0.02
+    )
+    # Nine in ten accesses go to the window: what it has is what is hit, but for the averages' lag.
+    settled = [*range(10, 20), *range(30, 39)]
+    hits = dict(zip(found.at_s.round(), found.hits[:, 0], strict=True))
+    for second in settled:
+        assert hits[second] == pytest.approx(shares[second], abs=0.2), second
+    assert found.hit_ratio <= found.best_ratio <= 1
+
+
+def test_a_recording_that_moved_nothing_replays_as_one_that_did(path: Path, tmp_path: Path) -> None:
+    recorded(Machine(fast_bytes=24 * MIB), path)
+    idle = tmp_path / "idle.tierd"
+    recorded(Machine(fast_bytes=24 * MIB), idle, moves=False)
+    moved, observed = load(path), load(idle)
+    config = configured(moved)
+    assert replay(observed, config).hit_ratio == pytest.approx(
+        replay(moved, config).hit_ratio, abs=0.03
+    )
+
+
+def test_policies_differ(path: Path) -> None:
+    recorded(Machine(fast_bytes=24 * MIB), path)
+    recording = load(path)
+    observe = configured(recording, [Document("observe", "", {"policy": {"mode": "observe"}})])
+    still, moved = replay(recording, observe), replay(recording, configured(recording))
+    assert (still.up_bytes, still.down_bytes, still.hit_ratio) == (0, 0, 0.0)
+    assert still.slowdown == pytest.approx(2.0)
+    assert moved.hit_ratio > 0.6
+    assert still.best_ratio == pytest.approx(moved.best_ratio, abs=0.05)
+
+
+def test_more_fast_memory_is_no_worse(path: Path) -> None:
+    recorded(Machine(fast_bytes=24 * MIB), path)
+    recording = load(path)
+    config = configured(recording)
+    ratios = [replay(recording, config, fast_bytes=size * MIB).hit_ratio for size in (4, 16, 64)]
+    assert ratios == sorted(ratios)
+    assert ratios[-1] > 0.9
+
+
+def test_processes_come_and_go(path: Path) -> None:
+    machine = Machine()
+    machine.start(HOT, Memory(SPAN))
+    with recording_to(path, most_bytes=1 << 20) as recorder:
+        daemon = machine.daemon(FakeSampler(half_hot(100), machine))
+        daemon.record = recorder
+        machine.rounds(daemon, 8)
+        machine.start(OTHER, Memory(SPAN))
+        machine.rounds(daemon, 8)
+        machine.end(HOT)
+        machine.rounds(daemon, 8)
+        machine.start(HOT, Memory(SPAN), start_ticks=2)
+        machine.rounds(daemon, 8)
+    kinds = [frame.kind for frame in read(path) if frame.kind in (Kind.TARGET, Kind.GONE)]
+    assert kinds == [Kind.TARGET, Kind.TARGET, Kind.GONE, Kind.TARGET]
+    recording = load(path)
+    found = replay(recording, configured(recording))
+    assert found.up_bytes == pytest.approx(3 * 32 * MIB, rel=0.1)
+
+
+def test_a_recording_ends_where_it_would_be_too_large(
+    machine: Machine, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.start(HOT, Memory(SPAN))
+    with recording_to(path, most_bytes=1 << 12) as recorder:
+        daemon = machine.daemon(FakeSampler(half_hot(500), machine))
+        daemon.record = recorder
+        machine.rounds(daemon, 100)
+        assert recorder.ended is not None
+    assert path.stat().st_size == recorder.bytes <= 1 << 12
+    assert caplog.text.count("the recording ends") == 1
+    assert 5 < load(path).seconds < 90
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_daemon(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.start(HOT, Memory(SPAN))
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        daemon = machine.daemon(FakeSampler(half_hot(50), machine))
+        daemon.record = Recorder(full.write, most_bytes=1 << 20)
+        machine.rounds(daemon, 10)
+    assert daemon.rounds == 10
+    assert "the recording ends: No space left on device" in caplog.text
+
+
+def test_a_recording_is_its_owners_alone_and_takes_no_ones_place(path: Path) -> None:
+    with recording_to(path, most_bytes=1):
+        assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(TierdError, match="is there already"), recording_to(path, most_bytes=1):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (Frame(kind=Kind.ROUND, text={"at_s": 1.0}), "ROUND lacks 'page_cost_ns'"),
+        (Frame(kind=Kind.TARGET), "TARGET lacks 'pid'"),
+        (Frame(kind=Kind.BEGIN, text={"tiers": 5}), "BEGIN lacks"),
+        (
+            Frame(
+                kind=Kind.MAPPED,
+                text={"pid": 1},
+                rows=np.array([(8, 9), (4, 5)], Kind.MAPPED.dtype),
+            ),
+            "ranges in order",
+        ),
+        (
+            Frame(kind=Kind.ROUND, text={"at_s": 1.0, "page_cost_ns": 1.0}),
+            "something else than its beginning",
+        ),
+    ],
+)
+def test_frames_that_make_no_sense_are_named(path: Path, frame: Frame, message: str) -> None:
+    path.write_bytes(preamble() + encode(frame))
+    with pytest.raises(BadRecording, match=message):
+        load(path)
+
+
+def tierctl(*arguments: "str | os.PathLike[str]") -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def the_document(*arguments: "str | os.PathLike[str]") -> dict[str, Any]:
+    result = tierctl(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    document: dict[str, Any] = json.loads(result.output)
+    return document
+
+
+def test_policies_are_compared_in_a_table(path: Path, tmp_path: Path) -> None:
+    recorded(Machine(fast_bytes=24 * MIB), path)
+    still = tmp_path / "still.toml"
+    still.write_text('[policy]\nmode = "observe"\n')
+    picture = tmp_path / "hits.svg"
+    result = tierctl("replay", path, "--policy", "recorded", "--policy", still, "-o", picture)
+    assert result.exit_code == 0, result.output
+    *_, moved, idle = result.output.splitlines()
+    assert moved.startswith("recorded")
+    assert idle.split()[:3] == [str(still), "0.0", "%"]
+    assert "<svg" in picture.read_text()
+
+
+def test_the_documents_figures_are_the_tables(path: Path) -> None:
+    recorded(Machine(fast_bytes=24 * MIB), path)
+    told = the_document("replay", path)
+    (policy,) = told["policies"]
+    recording = load(path)
+    assert policy["hit_ratio"] == replay(recording, configured(recording)).hit_ratio
+    assert len(policy["at_s"]) == len(policy["hits"]) == len(policy["optimum"])
+
+
+def test_a_size_is_recommended(path: Path, tmp_path: Path) -> None:
+    recorded(Machine(fast_bytes=24 * MIB), path)
+    picture = tmp_path / "size.png"
+    told = the_document("size", path, "--steps", "8", "--price", "8", "3", "-o", picture)
+    slowdowns = [size["slowdown"] for size in told["sizes"]]
+    assert slowdowns[0] > 1.2 > 1.1 > slowdowns[-1]
+    assert told["knee_bytes"] == pytest.approx(24 * MIB, abs=8 * MIB)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    text = tierctl("size", path, "--steps", "8", "--price", "8", "3").output
+    assert text.count("knee") == text.count("cheapest") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["replay", "/nowhere/at-all"], "/nowhere/at-all: No such file"),
+        (["size", "/nowhere/at-all", "--price", "0", "1"], "both have to be above 0"),
+        (["replay", "/dev/null"], "no recording of tierd's"),
+        (["replay", "/dev/null", "--fast", "lots"], "'lots' is no size such as 512M"),
+    ],
+)
+def test_what_cannot_be_replayed_is_told(arguments: Sequence[str], message: str) -> None:
+    result = tierctl(*arguments)
+    assert result.exit_code in (1, 2)
+    assert message in result.output
+
+
+def test_a_policy_that_is_wrong_is_told_with_its_line(path: Path, tmp_path: Path) -> None:
+    recorded(Machine(), path)
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("[policy]\nhysteresis = 0\n")
+    result = tierctl("replay", path, "--policy", wrong)
+    assert result.exit_code == 1
+    assert f"{wrong}:2: policy.hysteresis" in result.output
+
+
+def test_a_damaged_end_can_be_left_out(path: Path) -> None:
+    recorded(Machine(), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) - 10])
+    assert "damaged at byte" in tierctl("replay", path).output
+    assert tierctl("replay", path, "--until-damage").exit_code == 0

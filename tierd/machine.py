@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the daemon asks of the machine it runs on, besides samples and moves.
+
+A recording answers the same questions when it is replayed; see tierd/replay.py.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierd.kernel import process
+from tierd.kernel.pressure import Pressure, read_pressure
+from tierd.kernel.process import Process
+from tierd.model import NodeId, Pid
+from tierd.sample import residence
+
+
+class Machine(Protocol):
+    """A machine, or what plays one."""
+
+    def monotonic(self) -> float:
+        """Returns the instant, in seconds of CLOCK_MONOTONIC."""
+        ...
+
+    def find(self) -> Iterable[Process]:
+        """Lists the processes that are to be targets now."""
+        ...
+
+    def mapped(self, pid: Pid) -> NDArray[np.void] | None:
+        """Returns what a process has mapped (dtype RANGE), None when it has gone."""
+        ...
+
+    def locate(
+        self,
+        pid: Pid,
+        pieces: NDArray[np.void],
+        rank_of_node: NDArray[np.int8],
+        *,
+        budget_pages: int,
+        now_s: float,
+    ) -> None:
+        """Sets where the pieces most in need lie, as residence.probe() does.
+
+        Raises:
+            ProcessLookupError: the process has exited.
+        """
+        ...
+
+    def free_bytes(self) -> Mapping[NodeId, int]:
+        """Returns what each node can take before the kernel reclaims."""
+        ...
+
+    def pressure(self) -> Pressure | None:
+        """Returns how much tasks wait for memory, None where the kernel doesn't tell."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThisMachine:
+    """The machine that we run on.
+
+    Args:
+        finder: lists the processes that are to be targets now.
+        free: reads what each node can take.
+    """
+
+    finder: Callable[[], Iterable[Process]]
+    free: Callable[[], Mapping[NodeId, int]]
+    rng: np.random.Generator = field(default_factory=np.random.default_rng)
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def find(self) -> Iterable[Process]:
+        return self.finder()
+
+    def mapped(self, pid: Pid) -> NDArray[np.void] | None:
+        return process.read_mapped(pid)
+
+    def locate(
+        self,
+        pid: Pid,
+        pieces: NDArray[np.void],
+        rank_of_node: NDArray[np.int8],
+        *,
+        budget_pages: int,
+        now_s: float,
+    ) -> None:
+        residence.probe(
+            pid, pieces, rank_of_node, budget_pages=budget_pages, now_s=now_s, rng=self.rng
+        )
+
+    def free_bytes(self) -> Mapping[NodeId, int]:
+        return self.free()
+
+    def pressure(self) -> Pressure | None:
+        return read_pressure()

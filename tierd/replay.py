@@ -1,0 +1,580 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replays a recording: the daemon itself, over a machine that is played from it.
+
+The daemon's own rounds run at the recorded instants and see the recorded accesses, mappings and
+free memory; the moves of whichever policy is tried are made to the pieces that it keeps. What is
+supposed: a program accesses its memory in the same way wherever that lies, pages of a piece are
+alike, no move is refused, and each takes what moves took in the recording.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierd.config import Config
+from tierd.config.check import Document, check
+from tierd.daemon import Daemon, Round
+from tierd.decide.heat import overlay
+from tierd.kernel.pressure import Pressure
+from tierd.kernel.process import Process
+from tierd.model import (
+    MAX_TIERS,
+    PAGE_BYTES,
+    Accesses,
+    Backing,
+    Node,
+    NodeId,
+    Outcome,
+    Pid,
+    Plan,
+    Rank,
+    Report,
+    Tier,
+    TierKind,
+    Topology,
+)
+from tierd.observe.recording import BadRecording, Frame, Kind, read
+from tierd.recorder import used_bytes
+from tierd.sample.tuning import Tuning
+
+Floats = NDArray[np.float64]
+
+FASTEST_NS = 100.0
+"""What an access of the fastest tier is taken to cost where the recording doesn't know."""
+
+COVERED = 0.5
+"""A piece is placed as the part of it that the recording knows, if that is more than this."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Moment:
+    """What one recorded round has seen."""
+
+    at_s: float = 0.0
+    begin: Mapping[str, Any] | None = None
+    gone: list[Pid] = field(default_factory=list)
+    new: dict[Pid, Mapping[str, Any]] = field(default_factory=dict)
+    mapped: dict[Pid, NDArray[np.void]] = field(default_factory=dict)
+    seen: list[Accesses] = field(default_factory=list)
+    places: dict[Pid, NDArray[np.void]] = field(default_factory=dict)
+    rooms: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, Kind.ROUND.dtype))
+    page_cost_ns: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """A recording in memory; `knows_places` unless it comes from elsewhere than tierd."""
+
+    moments: Sequence[Moment]
+    knows_places: bool = True
+
+    @property
+    def begun_s(self) -> float:
+        return self.moments[0].at_s
+
+    @property
+    def ended_s(self) -> float:
+        return self.moments[-1].at_s
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_s - self.begun_s
+
+    @property
+    def most_bytes(self) -> int:
+        """The most that the targets have had of all tiers together."""
+        return max(int(moment.rooms["used_bytes"].sum()) for moment in self.moments)
+
+    @property
+    def begin(self) -> Mapping[str, Any]:
+        """What the recording says of itself, at its beginning."""
+        begin = self.moments[0].begin
+        assert begin is not None
+        return begin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """What became of a replay.
+
+    `at_s` are instants since the beginning; of each, `hits` is the share of accesses that each
+    tier had, and `optimum` what the fastest would have had with the hottest bytes in it, put
+    there at once and for nothing. `rate` is what they weigh: accesses a second.
+    """
+
+    at_s: Floats
+    hits: Floats
+    optimum: Floats
+    rate: Floats
+    up_bytes: int
+    down_bytes: int
+    latency_ns: Floats
+
+    @property
+    def hit_ratio(self) -> float:
+        """The share of all accesses that the fastest tier had."""
+        return float(_mean(self.hits[:, 0], self.rate))
+
+    @property
+    def best_ratio(self) -> float:
+        """The same of the optimum: no policy has more."""
+        return float(_mean(self.optimum, self.rate))
+
+    @property
+    def slowdown(self) -> float:
+        """How many times longer an access took than in the fastest tier, on average."""
+        taken_ns = _mean(self.hits @ self.latency_ns, self.rate)
+        return float(taken_ns / self.latency_ns[0])
+
+
+def _mean(values: Floats, weights: Floats) -> float:
+    return float((values * weights).sum() / weights.sum()) if weights.sum() else 1.0
+
+
+def load(path: Path, *, until_damage: bool = False) -> Recording:
+    """Reads a recording.
+
+    Args:
+        path: the file.
+        until_damage: take the rounds before a damaged place for all.
+
+    Raises:
+        BadRecording: it is none, is damaged, or holds no round.
+        OSError: it cannot be read.
+    """
+    moments: list[Moment] = []
+    try:
+        for moment in _moments(path, read(path)):
+            moments.append(moment)
+    except BadRecording:
+        if not (until_damage and moments):
+            raise
+    if not moments:
+        raise BadRecording(f"{path}: holds no round", hint="record for longer")
+    return Recording(moments=moments)
+
+
+def _moments(path: Path, frames: Iterable[Frame]) -> Iterator[Moment]:
+    moment, begun = Moment(), False
+    for frame in frames:
+        try:
+            begun = _take(moment, frame) or begun
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadRecording(f"{path}: a frame of {frame.kind.name} lacks {error}") from None
+        if frame.kind is Kind.ROUND:
+            if not begun:
+                raise BadRecording(f"{path}: begins with something else than its beginning")
+            yield moment
+            moment = Moment()
+
+
+def _take(moment: Moment, frame: Frame) -> bool:
+    """Takes a frame into the moment; returns whether it is a beginning."""
+    text, rows = frame.text, np.zeros(0, np.void) if frame.rows is None else frame.rows
+    match frame.kind:
+        case Kind.BEGIN:
+            moment.begin = text
+            _tiers(text, np.zeros(len(text["tiers"]), Kind.ROUND.dtype))
+            return True
+        case Kind.TARGET:
+            moment.new[Pid(int(text["pid"]))] = text
+        case Kind.GONE:
+            moment.gone.append(Pid(int(text["pid"])))
+        case Kind.MAPPED:
+            moment.mapped[Pid(int(text["pid"]))] = _checked(rows)
+        case Kind.ACCESSES:
+            moment.seen.append(_accesses(text, rows))
+        case Kind.PLACES:
+            moment.places[Pid(int(text["pid"]))] = _checked(rows)
+        case Kind.ROUND:
+            moment.at_s, moment.rooms = float(text["at_s"]), rows
+            moment.page_cost_ns = float(text["page_cost_ns"])
+    return False
+
+
+def _accesses(text: Mapping[str, Any], rows: NDArray[np.void]) -> Accesses:
+    sample_s, aggregation_s = float(text["sample_s"]), float(text["aggregation_s"])
+    if not 0 < sample_s <= aggregation_s < 1e6:
+        raise ValueError("intervals that make sense")
+    return Accesses(
+        pid=Pid(int(text["pid"])),
+        at_s=float(text["at_s"]),
+        sample_s=sample_s,
+        aggregation_s=aggregation_s,
+        regions=_checked(rows),
+    )
+
+
+def _checked(rows: NDArray[np.void]) -> NDArray[np.void]:
+    """Returns ranges that are sorted and disjoint.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if (rows["start"] >= rows["end"]).any() or (rows["end"][:-1] > rows["start"][1:]).any():
+        raise ValueError("ranges in order")
+    return rows
+
+
+def configured(recording: Recording, on_top: Sequence[Document] = ()) -> Config:
+    """Returns the recorded configuration with others on top.
+
+    Raises:
+        ConfigError: what is wrong in them.
+    """
+    recorded = Document("the recording", "", recording.begin["config"])
+    return check([recorded, *on_top]).config
+
+
+def replay(
+    recording: Recording,
+    config: Config,
+    *,
+    fast_bytes: int | None = None,
+    progress: Callable[[float], None] = lambda seconds: None,
+) -> Outcomes:
+    """Runs the daemon over a recording.
+
+    Args:
+        recording: what it sees.
+        config: the policy to try, and the budgets.
+        fast_bytes: what the targets may have of the fastest tier, in place of what was free.
+        progress: is told the seconds replayed since it was told last.
+    """
+    machine = _Played(recording, config, fast_bytes)
+    daemon = Daemon(
+        config,
+        topology=machine.topology,
+        sampler=machine,
+        mover=machine if config.policy.mode.moves else None,
+        machine=machine,
+        tell=None,
+        record=machine.note,
+    )
+    machine.daemon = daemon
+    with _quietly():
+        for moment in recording.moments:
+            passed_s = machine.enter(moment)
+            daemon.round()
+            progress(passed_s)
+    return machine.outcomes()
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keeps what the daemon logs to itself: it is of another time and perhaps another machine."""
+    log = logging.getLogger("tierd")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+class _Played:
+    """A machine, sampler and mover that are played from a recording."""
+
+    way = "recording"
+    losses = 0
+    tuning: Mapping[Pid, Tuning] = {}
+
+    def __init__(self, recording: Recording, config: Config, fast_bytes: int | None) -> None:
+        self.config, self.fast_bytes = config, fast_bytes
+        self.knows_places = recording.knows_places
+        self.begin = recording.begin
+        self.moment = first = recording.moments[0]
+        self.now_s = self.begun_s = first.at_s
+        self.daemon: Daemon
+        self.topology = _topology(self.begin, self._rooms(first))
+        self.processes: dict[Pid, Process] = {}
+        self.mappings: dict[Pid, NDArray[np.void]] = {}
+        self.places: dict[Pid, NDArray[np.void]] = {}
+        self.exited: list[Pid] = []
+        self.moved_bytes = [0, 0]
+        self.used = np.zeros(MAX_TIERS)
+        self.told: list[tuple[float, Floats, float, float]] = []
+
+    def enter(self, moment: Moment) -> float:
+        """Goes on to a moment; returns how many seconds that is after the one before."""
+        passed_s = moment.at_s - self.now_s
+        self.moment, self.now_s = moment, moment.at_s
+        if moment.begin is not None and moment.begin is not self.begin:
+            self.begin = moment.begin
+            topology = _topology(self.begin, self._rooms(moment))
+            self.daemon.retier(topology, self.daemon.mover)
+            self.topology = topology
+        for pid in moment.gone:
+            self.exited.append(pid)
+            for known in (self.processes, self.mappings, self.places):
+                known.pop(pid, None)
+        for pid, text in moment.new.items():
+            self.processes[pid] = _process(pid, text, len(self.told))
+            self.daemon.find_at_s = 0.0
+        self.mappings |= moment.mapped
+        for pid, places in moment.places.items():
+            self.places[pid] = _first_known(self.places.get(pid), places)
+        return passed_s
+
+    # As a machine
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def find(self) -> Iterable[Process]:
+        return list(self.processes.values())
+
+    def mapped(self, pid: Pid) -> NDArray[np.void] | None:
+        return self.mappings.get(pid)
+
+    def pressure(self) -> Pressure | None:
+        return None
+
+    def locate(
+        self,
+        pid: Pid,
+        pieces: NDArray[np.void],
+        rank_of_node: NDArray[np.int8],
+        *,
+        budget_pages: int,
+        now_s: float,
+    ) -> None:
+        """Puts what is new where the recording found it first, or on the next tier with room."""
+        new = np.flatnonzero(np.isneginf(pieces["probed_s"]))
+        if not len(new):
+            return
+        resident, known = self._found(pid, pieces[new])
+        new, resident = new[known], resident[known]
+        length = (pieces["end"] - pieces["start"])[new].astype(np.float64)
+        self._used_now()
+        room = np.maximum(self._available() - self.used[: len(self.topology.tiers)], 0.0)
+        pieces["resident"][new] = _spilt(resident, length, room)
+        pieces["probed_s"][new] = now_s
+
+    def _found(self, pid: Pid, pieces: NDArray[np.void]) -> tuple[Floats, NDArray[np.bool_]]:
+        """Returns the pieces' shares as recorded, and whether they are."""
+        if not self.knows_places:
+            resident = np.zeros((len(pieces), MAX_TIERS))
+            resident[:, 0] = 1.0
+            return resident, np.ones(len(pieces), np.bool_)
+        layer = self.places.get(pid)
+        if layer is None:
+            return np.zeros((len(pieces), MAX_TIERS)), np.zeros(len(pieces), np.bool_)
+        start, end, (piece, row) = overlay(pieces, layer)
+        both = (piece >= 0) & (row >= 0)
+        piece, row = piece[both], row[both]
+        size = (end - start)[both].astype(np.float64)
+        covered = np.bincount(piece, size, len(pieces))
+        resident = np.zeros((len(pieces), MAX_TIERS))
+        for rank in range(MAX_TIERS):
+            weights = size * layer["resident"][row, rank]
+            resident[:, rank] = np.bincount(piece, weights, len(pieces))
+        resident /= np.maximum(covered, 1.0)[:, None]
+        return resident, covered > COVERED * (pieces["end"] - pieces["start"])
+
+    def free_bytes(self) -> Mapping[NodeId, int]:
+        self._used_now()
+        free = np.maximum(self._available() - self.used[: len(self.topology.tiers)], 0)
+        return {NodeId(rank): int(size) for rank, size in enumerate(free)}
+
+    def _used_now(self) -> None:
+        self.used = used_bytes(self.daemon.watched)
+
+    def _available(self) -> Floats:
+        """Returns what the targets may have of each tier now."""
+        rooms = self._rooms(self.moment)
+        return np.asarray(rooms["free_bytes"] + rooms["used_bytes"], np.float64)
+
+    def _rooms(self, moment: Moment) -> NDArray[np.void]:
+        """Returns the recorded rooms, the fastest tier as large as it is to be."""
+        if self.fast_bytes is None:
+            return moment.rooms
+        rooms = moment.rooms.copy()
+        others = rooms["capacity_bytes"][0] - rooms["free_bytes"][0] - rooms["used_bytes"][0]
+        rooms["capacity_bytes"][0] = others + self.fast_bytes
+        rooms["free_bytes"][0], rooms["used_bytes"][0] = self.fast_bytes, 0
+        return rooms
+
+    # As a sampler
+
+    def watch(self, pid: Pid) -> None:
+        """Nothing begins: what was recorded is there."""
+
+    def unwatch(self, pid: Pid) -> None:
+        """Nothing ends."""
+
+    def poll(self) -> list[Accesses]:
+        return self.moment.seen
+
+    def gone(self) -> list[Pid]:
+        gone, self.exited = self.exited, []
+        return gone
+
+    def filenos(self) -> Sequence[int]:
+        return ()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    # As a mover
+
+    def run(self, plan: Plan, *, deadline_s: float) -> Report:
+        """Makes the moves until the deadline, each page at the recorded cost."""
+        moves = plan.moves
+        cost_ns = self.moment.page_cost_ns or self.config.policy.placement.move_cost_ns
+        share = np.empty(len(moves))
+        for index, pid in enumerate(plan.pids):
+            mine = moves["target"] == index
+            pieces = self.daemon.watched[pid].pieces
+            at = np.searchsorted(pieces["start"], moves["start"][mine])
+            share[mine] = pieces["resident"][at, moves["source"][mine]]
+        length = (moves["end"] - moves["start"]).astype(np.float64)
+        walk = np.ceil(moves["bytes"] / share / PAGE_BYTES) * PAGE_BYTES
+        walk = np.minimum(walk, length)
+        pages = np.rint(share * walk / PAGE_BYTES).astype(np.int64)
+        most = max((deadline_s - self.now_s) * 1e9 / cost_ns, 0.0)
+        made = np.cumsum(pages) <= most
+        report = np.zeros((len(moves), len(Outcome)), np.int64)
+        report[made, Outcome.MOVED] = pages[made]
+        report[~made, Outcome.LATER] = pages[~made]
+        reached = moves["start"] + np.where(made, walk, 0).astype(np.uint64)
+        up = moves["destination"] < moves["source"]
+        for direction, these in enumerate((up, ~up)):
+            self.moved_bytes[direction] += int(pages[made & these].sum()) * PAGE_BYTES
+        busy_ns = int(pages[made].sum() * cost_ns)
+        return Report(plan=plan, pages=report, reached=reached, busy_ns=busy_ns)
+
+    # What comes out
+
+    def note(self, round: Round) -> None:
+        """Notes how the accesses are shared between the tiers now."""
+        tiers = len(self.topology.tiers)
+        pieces = [w.pieces for w in round.watched.values() if len(w.pieces)]
+        if not pieces:
+            return
+        rate = np.concatenate([part["short"] for part in pieces]).astype(np.float64)
+        resident = np.concatenate(
+            [
+                (part["end"] - part["start"])[:, None] * part["resident"][:, :tiers]
+                for part in pieces
+            ]
+        )
+        by_tier = (rate[:, None] * resident).sum(axis=0)
+        total = float(by_tier.sum())
+        if not total:
+            return
+        best = _hottest(rate, resident.sum(axis=1), float(self._available()[0]))
+        self.told.append((self.now_s - self.begun_s, by_tier / total, best / total, total))
+
+    def outcomes(self) -> Outcomes:
+        """Returns what was noted."""
+        tiers = self.topology.tiers
+        at_s = np.array([at_s for at_s, *_ in self.told])
+        passed_s = np.diff(at_s, append=self.now_s - self.begun_s) if len(at_s) else at_s
+        total = np.array([total for *_, total in self.told])
+        return Outcomes(
+            at_s=at_s,
+            hits=np.array([hits for _, hits, _, _ in self.told]).reshape(-1, len(tiers)),
+            optimum=np.array([best for _, _, best, _ in self.told]),
+            rate=total * passed_s,
+            up_bytes=self.moved_bytes[0],
+            down_bytes=self.moved_bytes[1],
+            latency_ns=latencies_ns(tiers, self.config.policy.placement.latency_gap_ns),
+        )
+
+
+def latencies_ns(tiers: Sequence[Tier], gap_ns: float) -> Floats:
+    """Returns the tiers' latencies; the unknown ones are `gap_ns` above the tier before."""
+    latencies: list[float] = []
+    for tier in tiers:
+        guess = latencies[-1] + gap_ns if latencies else FASTEST_NS
+        latencies.append(float(guess if tier.latency_ns is None else tier.latency_ns))
+    return np.array(latencies)
+
+
+def _hottest(rate: Floats, size: Floats, capacity: float) -> float:
+    """Returns the accesses a second of the hottest bytes that fit."""
+    order = np.argsort(-rate)
+    size = size[order]
+    taken = np.clip(capacity - (np.cumsum(size) - size), 0.0, size)
+    return float((rate[order] * taken).sum())
+
+
+def _spilt(resident: Floats, length: Floats, room: Floats) -> Floats:
+    """Returns the shares with what a tier has no room for on the next one; the last takes all."""
+    for rank in range(len(room) - 1):
+        wanted = float((resident[:, rank] * length).sum())
+        kept = min(1.0, room[rank] / wanted) if wanted else 1.0
+        resident[:, rank + 1] += (1 - kept) * resident[:, rank]
+        resident[:, rank] *= kept
+    return resident
+
+
+def _first_known(known: NDArray[np.void] | None, now: NDArray[np.void]) -> NDArray[np.void]:
+    """Returns what is known now, each place as it was found first."""
+    if known is None:
+        return now
+    start, end, (before, after) = overlay(known, now)
+    kept = after >= 0
+    rows = now.take(after[kept])
+    rows["start"], rows["end"] = start[kept], end[kept]
+    old = before[kept] >= 0
+    rows["resident"][old] = known["resident"][before[kept][old]]
+    return rows
+
+
+def _topology(begin: Mapping[str, Any], rooms: NDArray[np.void]) -> Topology:
+    """Returns tiers of a node each, the node's number being the rank."""
+    tiers = _tiers(begin, rooms)
+    nodes = [
+        Node(
+            id=tier.nodes[0],
+            cpus=(),
+            total_bytes=tier.capacity_bytes,
+            distances={},
+            any_initiator=None,
+            cpu_initiator=None,
+            kernel_tier=None,
+            backing=Backing.UNKNOWN,
+        )
+        for tier in tiers
+    ]
+    return Topology(nodes=tuple(nodes), tiers=tuple(tiers))
+
+
+def _tiers(begin: Mapping[str, Any], rooms: NDArray[np.void]) -> list[Tier]:
+    told = begin["tiers"]
+    if not 1 <= len(told) == len(rooms) <= MAX_TIERS:
+        raise ValueError("as many rooms as tiers")
+    return [
+        Tier(
+            rank=Rank(rank),
+            name=str(tier["name"]),
+            kind=TierKind(tier["kind"]),
+            nodes=(NodeId(rank),),
+            capacity_bytes=int(room["capacity_bytes"]),
+            latency_ns=tier["latency_ns"],
+        )
+        for rank, (tier, room) in enumerate(zip(told, rooms, strict=True))
+    ]
+
+
+def _process(pid: Pid, text: Mapping[str, Any], number: int) -> Process:
+    return Process(
+        pid=pid,
+        leader=pid,
+        command=str(text["command"]),
+        start_ticks=number,
+        resident_bytes=0,
+        is_kernel_thread=False,
+        user_id=None,
+        cgroup=text["cgroup"],
+        allowed_nodes=None,
+        locked_bytes=0,
+    )
