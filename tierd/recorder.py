@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes down what the daemon sees, round by round; tierd/replay.py plays it again."""
 
+import errno
 import logging
 import os
+import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -15,12 +18,21 @@ from tierd import __version__
 from tierd.config import Config
 from tierd.config.show import as_dict
 from tierd.daemon import Round, Watched
-from tierd.errors import TierdError
+from tierd.errors import Conflict, NotFound
 from tierd.model import MAX_TIERS, Accesses, Pid, Tier
 from tierd.observe.events import event
-from tierd.observe.recording import Frame, Kind, encode, preamble
+from tierd.observe.recording import Frame, Kind, encode, new_file, preamble
 
 log = logging.getLogger("tierd")
+
+MOST_BYTES = 1 << 40
+"""A client's recording is as long as the client wants it."""
+
+WAITING_BYTES, FORGOTTEN_S = 8 << 20, 30.0
+"""So much waits to be fetched, and so long; then the recording ends."""
+
+NUMBERS = 1 << 53
+"""Recordings are numbered at random, so that none is taken for one of an earlier daemon."""
 
 TABLES = ("policy", "migrate", "damon")
 """Of the configuration; the others say nothing of how memory is placed, but much of the host."""
@@ -97,20 +109,89 @@ class Recorder:
                 yield Frame(kind=Kind.MAPPED, text={"pid": pid}, rows=mapped)
 
 
+class Recordings:
+    """Who records: a file, and at most one client, which fetches what there is piece by piece.
+
+    Args:
+        file: None where none is recorded to.
+        clock: in seconds.
+    """
+
+    def __init__(self, file: Recorder | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._file, self._clock = file, clock
+        self._client: _Client | None = None
+
+    def __call__(self, round: Round) -> None:
+        """Writes down a round."""
+        if self._client is not None and self._clock() > self._client.fetched_s + FORGOTTEN_S:
+            log.warning("a recording was not fetched any more", extra=event("recording.forgotten"))
+            self._client = None
+        if self._client is not None:
+            self._client.recorder(round)
+        if self._file is not None:
+            self._file(round)
+
+    def begin(self) -> int:
+        """Begins a recording for a client; returns its number.
+
+        Raises:
+            Conflict: there is one already.
+        """
+        if self._client is not None:
+            raise Conflict(
+                "a recording is being made already",
+                hint=f"it ends with its tierctl, or {FORGOTTEN_S:g} s after that was killed",
+            )
+        self._client = _Client(self._clock())
+        log.info("a recording begins", extra=event("recording.begins"))
+        return self._client.number
+
+    def fetch(self, number: int) -> tuple[bytes, str | None]:
+        """Returns what was recorded since it was fetched last, and why there will be no more.
+
+        Raises:
+            NotFound: there is no such recording, or none any more.
+        """
+        if self._client is None or self._client.number != number:
+            raise NotFound(f"there is no recording {number}", hint="begin another one")
+        self._client.fetched_s = self._clock()
+        return self._client.take(), self._client.recorder.ended
+
+    def end(self, number: int) -> bytes:
+        """Ends a recording and returns the rest of it.
+
+        Raises:
+            NotFound: there is no such recording, or none any more.
+        """
+        rest, _ = self.fetch(number)
+        self._client = None
+        log.info("a recording has ended", extra=event("recording.ended"))
+        return rest
+
+
+class _Client:
+    """What waits to be fetched."""
+
+    def __init__(self, now_s: float) -> None:
+        self.number = secrets.randbelow(NUMBERS)
+        self.fetched_s = now_s
+        self.recorder = Recorder(self._put, most_bytes=MOST_BYTES)
+        self._waiting: list[bytes] = []
+
+    def _put(self, data: bytes) -> None:
+        if len(data) + sum(map(len, self._waiting)) > WAITING_BYTES:
+            raise OSError(errno.ENOBUFS, "it was not fetched in time")
+        self._waiting.append(data)
+
+    def take(self) -> bytes:
+        data, self._waiting = b"".join(self._waiting), []
+        return data
+
+
 @contextmanager
 def recording_to(path: Path, *, most_bytes: int) -> Iterator[Recorder]:
-    """Writes a recording to a new file, which only its owner may read.
-
-    Raises:
-        TierdError: the file is there already, or cannot be made.
-    """
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        raise TierdError(f"{path} is there already", hint="choose another name") from None
-    except OSError as error:
-        raise TierdError(f"{path}: {error.strerror}") from None
-    with os.fdopen(descriptor, "wb", buffering=0) as file:
+    """Records to a new file; see new_file()."""
+    with new_file(path) as file:
         yield Recorder(file.write, most_bytes=most_bytes)
 
 

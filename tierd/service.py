@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -42,7 +43,7 @@ from tierd.migrate.mover import Mover
 from tierd.model import NodeId, Pid, Topology
 from tierd.observe import status
 from tierd.observe.events import History, event
-from tierd.recorder import Recorder, recording_to
+from tierd.recorder import Recorder, Recordings, recording_to
 from tierd.sample.session import Session
 from tierd.tiers import numa
 
@@ -142,6 +143,7 @@ class Service:
     free: FreeMemory
     drains: Drains
     arbiter: Arbiter
+    recordings: Recordings
     hotplug: Hotplug
     interrupted: Callable[[], bool]
     view: View
@@ -176,6 +178,16 @@ class Service:
 
     def set(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
         return self.inbox.call(partial(self._set, changes), COMMAND_S)
+
+    def record(self) -> Mapping[str, Any]:
+        return {"id": self.inbox.call(self.recordings.begin, COMMAND_S)}
+
+    def recorded(self, number: int, *, wanted: bool) -> Mapping[str, Any]:
+        if wanted:
+            data, ended = self.inbox.call(partial(self.recordings.fetch, number), COMMAND_S)
+        else:
+            data, ended = self.inbox.call(partial(self.recordings.end, number), COMMAND_S), None
+        return {"data": b64encode(data).decode(), "ended": ended}
 
     def _pause(self, paused: bool) -> Mapping[str, Any]:
         if paused is not self.daemon.paused:
@@ -273,7 +285,7 @@ class Service:
 
 
 @contextmanager
-def _recording(command_line: CommandLine) -> Iterator[Recorder | None]:
+def _recorder(command_line: CommandLine) -> Iterator[Recorder | None]:
     path = command_line.record
     if path is None:
         yield None
@@ -326,7 +338,7 @@ def _set_up(
     free = stack.enter_context(FreeMemory())
     for tier in topology.tiers:
         log.info("%s", hotplug.describe(tier))
-    recorder = stack.enter_context(_recording(command_line))
+    recordings = Recordings(stack.enter_context(_recorder(command_line)))
     finder = Finder(settings.targets, settings.discover, partial(_listen, stack))
     daemon = Daemon(
         settings,
@@ -335,7 +347,7 @@ def _set_up(
         mover=make_mover(settings, topology, free, signals.are_waiting) if may_move else None,
         machine=ThisMachine(finder=finder, free=free.rooms_bytes),
         tell=lambda account: service.publish(account),
-        record=recorder,
+        record=recordings,
     )
     service = Service(
         command_line=command_line,
@@ -353,6 +365,7 @@ def _set_up(
             ),
         ),
         arbiter=arbiter,
+        recordings=recordings,
         hotplug=Hotplug(topology, files.tiers, _listen_to_memory(stack)),
         interrupted=signals.are_waiting,
         view=View(daemon, history),

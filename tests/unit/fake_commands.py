@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
 from tierd.daemon import Daemon, Pin
 from tierd.model import Pid
+from tierd.recorder import Recordings
 
 
 class FakeCommands:
@@ -13,6 +15,7 @@ class FakeCommands:
         self.daemon = daemon
         self.refuses: Exception | None = None
         self.was_set: list[Mapping[str, Any]] = []
+        self.recordings = daemon.record = Recordings(None)
 
     def pause(self) -> Mapping[str, Any]:
         self.daemon.paused = True
@@ -29,6 +32,17 @@ class FakeCommands:
     def drain(self, node: int, *, wanted: bool) -> Mapping[str, Any]:
         account = {"node": node, "done": True, "moved_pages": 7, "in_use": 0, "left": {"busy": 2}}
         return account | {"passes": 1, "processes": 3, "processes_left": 0}
+
+    def record(self) -> Mapping[str, Any]:
+        return {"id": self.recordings.begin()}
+
+    def recorded(self, number: int, *, wanted: bool) -> Mapping[str, Any]:
+        if wanted:
+            self.daemon.round()
+            data, ended = self.recordings.fetch(number)
+        else:
+            data, ended = self.recordings.end(number), None
+        return {"data": b64encode(data).decode(), "ended": ended}
 
     def set(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
         if self.refuses is not None:

@@ -2,6 +2,7 @@
 """tierctl's commands that ask a daemon, over real sockets, of a daemon on a fake machine."""
 
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from tierd.cli.control import main
 from tierd.cli.heat import make_bins, make_column
 from tierd.daemon import Pin
 from tierd.decide.guard import Guard
+from tierd.replay import load
 
 Tierctl = Callable[..., Result]
 
@@ -231,3 +233,31 @@ def test_without_a_daemon_that_is_told(config: Path, words: list[str]) -> None:
     assert told.exit_code == 1
     assert f"no tierd is running on {config.parent}" in told.output
     assert json.loads(run(config, "version", "--json").output)["tierd"] is None
+
+
+def test_what_is_recorded_can_be_replayed(tierctl: Tierctl, tmp_path: Path) -> None:
+    path = tmp_path / "load.tierd"
+    told = tierctl("record", str(path), "--for", "1.5")
+    assert told.exit_code == 0, told.output
+    assert re.fullmatch(r"2 s recorded, [\d.]+ (K?i)?B\n", told.output)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert load(path).moments
+    again = tierctl("record", str(path), "--for", "1")
+    assert again.exit_code == 1
+    assert f"{path} is there already" in again.output
+
+
+def test_a_recording_ends_at_its_size(tierctl: Tierctl, tmp_path: Path) -> None:
+    path = tmp_path / "load.tierd"
+    told = tierctl("record", str(path), "--size", "1K")
+    assert told.exit_code == 0, told.output
+    assert "it has reached 1 KiB" in told.output
+    assert path.stat().st_size <= 1024
+
+
+def test_one_records_at_a_time(tierctl: Tierctl, commands: FakeCommands, tmp_path: Path) -> None:
+    commands.record()
+    told = tierctl("record", str(tmp_path / "load.tierd"))
+    assert told.exit_code == 1
+    assert "a recording is being made already" in told.output
+    assert not (tmp_path / "load.tierd").exists()

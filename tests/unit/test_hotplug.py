@@ -27,6 +27,7 @@ from tierd.kernel.free import FreeMemory
 from tierd.kernel.text import UnexpectedContent
 from tierd.migrate.mover import Mover
 from tierd.model import NodeId, TierKind, Topology
+from tierd.recorder import Recordings
 from tierd.sample.session import Session
 from tierd.service import CommandLine, Service
 
@@ -335,6 +336,7 @@ def serve(root: Path, events: Events, mode: Mode = Mode.PLACE) -> tuple[Service,
         free=free,
         arbiter=cast(Arbiter, Undisputed()),
         drains=Drains(daemon=cast(Daemon, fake), free=free, make_mover=lambda topology: mover),
+        recordings=Recordings(None),
         hotplug=watched,
         interrupted=lambda: False,
         view=cast(View, None),

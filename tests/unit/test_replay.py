@@ -26,10 +26,10 @@ from tests.unit.world import snapshot
 from tierd.cli.control import main
 from tierd.config.check import Document
 from tierd.daemon import Round
-from tierd.errors import TierdError
+from tierd.errors import NotFound, TierdError
 from tierd.model import PAGE_BYTES, Accesses
 from tierd.observe.recording import BadRecording, Frame, Kind, encode, preamble, read
-from tierd.recorder import Recorder, recording_to
+from tierd.recorder import Recorder, Recordings, recording_to
 from tierd.replay import configured, load, replay
 
 SECONDS = 40
@@ -170,6 +170,32 @@ def test_a_full_disk_ends_the_recording_and_not_the_daemon(
         machine.rounds(daemon, 10)
     assert daemon.rounds == 10
     assert "the recording ends: No space left on device" in caplog.text
+
+
+def test_a_recording_that_nobody_fetches_ends(machine: Machine) -> None:
+    machine.start(HOT, Memory(SPAN))
+    daemon = machine.daemon(FakeSampler(half_hot(200), machine))
+    daemon.record = recordings = Recordings(None, machine.monotonic)
+    number = recordings.begin()
+    machine.rounds(daemon, 20)
+    data, ended = recordings.fetch(number)
+    assert (len(data) > 1000, ended) == (True, None)
+    machine.rounds(daemon, 40)
+    with pytest.raises(NotFound):
+        recordings.fetch(number)
+
+
+def test_what_waits_to_be_fetched_is_bounded(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tierd.recorder.WAITING_BYTES", 2048)
+    machine.start(HOT, Memory(SPAN))
+    daemon = machine.daemon(FakeSampler(half_hot(200), machine))
+    daemon.record = recordings = Recordings(None, machine.monotonic)
+    number = recordings.begin()
+    machine.rounds(daemon, 20)
+    data, ended = recordings.fetch(number)
+    assert (len(data) <= 2048, ended) == (True, "it was not fetched in time")
 
 
 def test_a_recording_is_its_owners_alone_and_takes_no_ones_place(path: Path) -> None:

@@ -3,6 +3,7 @@
 
 import json
 import socket
+from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -28,11 +29,13 @@ from tierd.daemon import Pin
 from tierd.discover.hotplug import Hotplug
 from tierd.discover.targets import Finder
 from tierd.drains import Drains
-from tierd.errors import ConfigError, NotFound, TierdError
+from tierd.errors import ConfigError, Conflict, NotFound, TierdError
 from tierd.kernel.free import FreeMemory
 from tierd.migrate.mover import Mover
 from tierd.model import Topology
 from tierd.observe.events import History
+from tierd.recorder import Recordings
+from tierd.replay import load
 from tierd.sample.session import Session
 from tierd.service import CommandLine, Service, notify
 
@@ -73,6 +76,7 @@ def service(
         free=free,
         arbiter=cast(Arbiter, Undisputed()),
         drains=Drains(daemon=daemon, free=free, make_mover=make_mover),
+        recordings=Recordings(None),
         hotplug=cast(Hotplug, None),
         interrupted=lambda: False,
         view=View(daemon, history),
@@ -97,6 +101,27 @@ def test_a_node_in_a_drain_is_told_in_the_status(service: Service, machine: Mach
     assert service.free.closed == set()
     with pytest.raises(NotFound, match="not being drained"):
         service.drain(SLOW, wanted=False)
+
+
+def test_a_client_records(service: Service, machine: Machine, tmp_path: Path) -> None:
+    service.daemon.record = service.recordings
+    number = service.record()["id"]
+    with pytest.raises(Conflict, match="being made already"):
+        service.record()
+    data = b""
+    for _ in range(10):
+        machine.rounds(service.daemon, 1)
+        told = service.recorded(number, wanted=True)
+        assert told["ended"] is None
+        data += b64decode(told["data"])
+    machine.rounds(service.daemon, 1)
+    data += b64decode(service.recorded(number, wanted=False)["data"])
+    with pytest.raises(NotFound, match=f"no recording {number}"):
+        service.recorded(number, wanted=True)
+    path = tmp_path / "recording"
+    path.write_bytes(data)
+    assert load(path).seconds == 10
+    assert service.record()["id"] != number
 
 
 def kinds(service: Service) -> list[str]:

@@ -21,6 +21,8 @@ class Commands(Protocol):
     def pin(self, pid: int, pin: Pin | None) -> Mapping[str, Any]: ...
     def drain(self, node: int, *, wanted: bool) -> Mapping[str, Any]: ...
     def set(self, changes: Mapping[str, Any]) -> Mapping[str, Any]: ...
+    def record(self) -> Mapping[str, Any]: ...
+    def recorded(self, number: int, *, wanted: bool) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,7 @@ class Operation:
 
 _PID: Mapping[str, Schema] = {"pid": schemas.whole(1, 1 << 22)}
 _NODE: Mapping[str, Schema] = {"node": schemas.whole(0, 1023)}
+_RECORDING: Mapping[str, Schema] = {"id": schemas.whole(0, 2**53 - 1)}
 
 OPERATIONS = (
     Operation(
@@ -191,5 +194,31 @@ OPERATIONS = (
         body=schemas.SETTINGS,
         changes=True,
         run=lambda view, commands, asked: commands.set(asked.body),
+    ),
+    Operation(
+        method="POST",
+        path="/v1/recordings",
+        summary="Begin to record what the daemon sees",
+        answer=schemas.BEGUN,
+        changes=True,
+        run=lambda view, commands, asked: commands.record(),
+    ),
+    Operation(
+        method="PUT",
+        path="/v1/recordings/{id}",
+        summary="Go on, and fetch what was recorded since it was fetched last, in base64",
+        answer=schemas.RECORDED,
+        path_parameters=_RECORDING,
+        changes=True,
+        run=lambda view, commands, asked: commands.recorded(asked.path["id"], wanted=True),
+    ),
+    Operation(
+        method="DELETE",
+        path="/v1/recordings/{id}",
+        summary="End a recording, and fetch the rest of it",
+        answer=schemas.RECORDED,
+        path_parameters=_RECORDING,
+        changes=True,
+        run=lambda view, commands, asked: commands.recorded(asked.path["id"], wanted=False),
     ),
 )

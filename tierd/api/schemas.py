@@ -130,6 +130,8 @@ EVENTS = answer(
 )
 CONFIG = answer(config=ANY_OBJECT, set=ANY_OBJECT)
 PAUSED = answer(paused=FLAG)
+BEGUN = answer(id=COUNT)
+RECORDED = answer(data=STRING, ended=or_null(STRING))
 PINNED = answer(pid=COUNT, pin=or_null(_PIN))
 CHANGES = answer(changes=array(answer(key=STRING, before={}, after={})), set=ANY_OBJECT)
 

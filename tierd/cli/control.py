@@ -18,7 +18,7 @@ from tierd.cli.doctor import Finding, Verdict, examine
 from tierd.cli.errors import Commands, Failure
 from tierd.cli.options import config_option, json_option
 from tierd.cli.replaying import replay, size
-from tierd.cli.steering import drain, pause, pin, resume, set_, unpin
+from tierd.cli.steering import drain, pause, pin, record, resume, set_, unpin
 from tierd.discover.topology import as_document, discover, read_use
 from tierd.errors import TierdError
 from tierd.observe import status as published
@@ -105,6 +105,6 @@ def completion(shell: str) -> None:
 for command in (
     *(config_commands, events, explain, heat, targets, top),
     *(drain, pause, pin, resume, set_, unpin),
-    *(replay, size),
+    *(record, replay, size),
 ):
     main.add_command(command)

@@ -2,18 +2,24 @@
 """tierctl's commands that change the running daemon."""
 
 import json
+import sys
 import time
+from base64 import b64decode
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import click
 
+from tierd.api.client import Client
 from tierd.cli import settings as settings_view
 from tierd.cli.connect import control
-from tierd.cli.options import PID, config_option, json_option
+from tierd.cli.options import PID, SIZE, config_option, json_option
 from tierd.cli.text import amount
 from tierd.config.show import Difference
+from tierd.errors import TierdError
+from tierd.observe.recording import new_file
 
 
 @click.command()
@@ -95,6 +101,60 @@ def _drained(drain: Mapping[str, Any]) -> str:
     told = f"node {drain['node']} is drained: {drain['moved_pages']} pages moved"
     left = ", ".join(f"{count} {reason}" for reason, count in drain["left"].items())
     return f"{told}; pages that could not be moved: {left}" if left else told
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--for", "for_s", type=click.FloatRange(0, min_open=True), help="Record so long.")
+@click.option(
+    "--size", "most_bytes", type=SIZE, default="256M", show_default=True, help="End at this size."
+)
+@config_option("The running daemon's configuration")
+def record(*, file: Path, for_s: float | None, most_bytes: int, config_path: Path | None) -> None:
+    """Record what the daemon sees, for replay and size. Until interrupted, or for so long."""
+    client = control(config_path)
+    with new_file(file) as opened:
+        path = _begun(client, file)
+        begin_s, why = time.monotonic(), None
+        try:
+            while why is None and (for_s is None or time.monotonic() < begin_s + for_s):
+                left_s = 1.0 if for_s is None else begin_s + for_s - time.monotonic()
+                time.sleep(min(1.0, max(left_s, 0.0)))
+                told = client.request("PUT", path)
+                why = told["ended"] or _kept(opened, told, most_bytes)
+                _recorded(begin_s, opened.tell())
+        except KeyboardInterrupt:
+            pass
+        finally:
+            rest = client.request("DELETE", path)
+        if why is None:
+            _kept(opened, rest, most_bytes)
+        _recorded(begin_s, opened.tell(), "\n" if why is None else f"; {why}\n")
+
+
+def _begun(client: Client, file: Path) -> str:
+    """Begins a recording; returns its path. Where that is refused, there is no file either."""
+    try:
+        return f"/v1/recordings/{client.request('POST', '/v1/recordings')['id']}"
+    except TierdError:
+        file.unlink()
+        raise
+
+
+def _kept(file: FileIO, told: Mapping[str, Any], most_bytes: int) -> str | None:
+    """Writes what was told; returns why that was the last, if it was."""
+    data = b64decode(told["data"])
+    if file.tell() + len(data) > most_bytes:
+        return f"it has reached {amount(most_bytes)}"
+    file.write(data)
+    return None
+
+
+def _recorded(begin_s: float, size_bytes: int, end: str = "") -> None:
+    passed_s = time.monotonic() - begin_s
+    again = "\r" if sys.stdout.isatty() else ""
+    if end or again:
+        click.echo(f"{again}{passed_s:.0f} s recorded, {amount(size_bytes)}{end}", nl=False)
 
 
 @click.command("set")
