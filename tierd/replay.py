@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from tierd.model import (
     TierKind,
     Topology,
 )
+from tierd.observe import damo
 from tierd.observe.recording import BadRecording, Frame, Kind, read
 from tierd.recorder import used_bytes
 from tierd.sample.tuning import Tuning
@@ -47,6 +49,9 @@ Floats = NDArray[np.float64]
 
 FASTEST_NS = 100.0
 """What an access of the fastest tier is taken to cost where the recording doesn't know."""
+
+DAMO_ROUND_S = 1.0
+"""How often the daemon goes round over damo's records, which know of no rounds."""
 
 COVERED = 0.5
 """A piece is placed as the part of it that the recording knows, if that is more than this."""
@@ -138,7 +143,7 @@ def _mean(values: Floats, weights: Floats) -> float:
 
 
 def load(path: Path, *, until_damage: bool = False) -> Recording:
-    """Reads a recording.
+    """Reads a recording, tierd's or damo's.
 
     Args:
         path: the file.
@@ -148,6 +153,8 @@ def load(path: Path, *, until_damage: bool = False) -> Recording:
         BadRecording: it is none, is damaged, or holds no round.
         OSError: it cannot be read.
     """
+    if damo.is_damos(path):
+        return _of_damo(path)
     moments: list[Moment] = []
     try:
         for moment in _moments(path, read(path)):
@@ -158,6 +165,47 @@ def load(path: Path, *, until_damage: bool = False) -> Recording:
     if not moments:
         raise BadRecording(f"{path}: holds no round", hint="record for longer")
     return Recording(moments=moments)
+
+
+def _of_damo(path: Path) -> Recording:
+    """Reads damo's records: two tiers are supposed, and all that was monitored for memory."""
+    found = [accesses for accesses in damo.read(path) if len(accesses.regions)]
+    if not found:
+        raise BadRecording(f"{path}: holds no snapshot", hint="record for longer")
+    for accesses in found:
+        try:
+            _check_intervals(accesses.sample_s, accesses.aggregation_s)
+            _checked(accesses.regions)
+        except ValueError as error:
+            raise BadRecording(
+                f"{path}: a snapshot lacks {error}",
+                hint="damo record without --snapshot: on some kernels that repeats regions",
+            ) from None
+    first_s = found[0].at_s
+    begun = datetime.fromtimestamp(first_s, UTC).isoformat(timespec="seconds")
+    tiers = [{"name": n, "kind": n, "latency_ns": None} for n in (TierKind.DRAM, TierKind.CXL)]
+    about = {"tierd": "none", "kernel": "unknown", "time": begun, "tiers": tiers, "config": {}}
+    moments, new = [Moment(at_s=first_s - DAMO_ROUND_S, begin=about)], set()
+    for accesses in found:
+        if accesses.at_s > moments[-1].at_s:
+            moments.append(Moment(at_s=max(accesses.at_s, moments[-1].at_s + DAMO_ROUND_S)))
+        moment, pid = moments[-1], accesses.pid
+        moment.seen.append(accesses)
+        moment.mapped[pid] = _monitored(accesses.regions)
+        if pid not in new:
+            new.add(pid)
+            moment.new[pid] = {"command": f"target {pid}", "cgroup": None}
+    monitored = {accesses.pid: accesses.regions for accesses in found}
+    whole_bytes = sum(int((r["end"] - r["start"]).sum()) for r in monitored.values())
+    for moment in moments:
+        moment.rooms = np.array([(0, 0, 0), (whole_bytes, 0, whole_bytes)], Kind.ROUND.dtype)
+    return Recording(moments=moments, knows_places=False)
+
+
+def _monitored(regions: NDArray[np.void]) -> NDArray[np.void]:
+    mapped = np.zeros(len(regions), Kind.MAPPED.dtype)
+    mapped["start"], mapped["end"] = regions["start"], regions["end"]
+    return mapped
 
 
 def _moments(path: Path, frames: Iterable[Frame]) -> Iterator[Moment]:
@@ -200,8 +248,7 @@ def _take(moment: Moment, frame: Frame) -> bool:
 
 def _accesses(text: Mapping[str, Any], rows: NDArray[np.void]) -> Accesses:
     sample_s, aggregation_s = float(text["sample_s"]), float(text["aggregation_s"])
-    if not 0 < sample_s <= aggregation_s < 1e6:
-        raise ValueError("intervals that make sense")
+    _check_intervals(sample_s, aggregation_s)
     return Accesses(
         pid=Pid(int(text["pid"])),
         at_s=float(text["at_s"]),
@@ -209,6 +256,11 @@ def _accesses(text: Mapping[str, Any], rows: NDArray[np.void]) -> Accesses:
         aggregation_s=aggregation_s,
         regions=_checked(rows),
     )
+
+
+def _check_intervals(sample_s: float, aggregation_s: float) -> None:
+    if not 0 < sample_s <= aggregation_s < 1e6:
+        raise ValueError("intervals that make sense")
 
 
 def _checked(rows: NDArray[np.void]) -> NDArray[np.void]:

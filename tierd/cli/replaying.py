@@ -76,6 +76,8 @@ def replay(
 ) -> None:
     """Try policies on a recording. With the daemon's own decisions, faster than it was recorded."""
     recording = load(file, until_damage=until_damage)
+    if fast_bytes is None and not recording.knows_places:
+        raise TierdError(f"{file} doesn't tell of tiers", hint="suppose some with --fast SIZE")
     configs = [(name, configured(recording, _policy(name))) for name in policies]
     with _progress(recording.seconds * len(configs)) as passed:
         tried = [_try(name, recording, config, fast_bytes, passed) for name, config in configs]
