@@ -11,9 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tierd import config
-from tierd.config import Config, Mode
+from tierd.config import Config, Mode, PolicyConfig
+from tierd.config.check import check, named, parse_document
 from tierd.config.lines import find_lines
 from tierd.config.rules import ARRAYS, TABLES, Rule
+from tierd.config.values import PolicyName
 from tierd.errors import ConfigError, Problem
 from tierd.model import Policy, TierKind
 
@@ -74,6 +76,18 @@ def only_problem(content: str) -> str:
 
 def test_empty_file_is_the_defaults() -> None:
     assert config.parse("", "f") == Config()
+
+
+def test_a_named_policy_gives_what_is_not_set() -> None:
+    read = config.parse('[policy]\nname = "latency"\npayback = 3\n', "f").policy
+    assert (read.placement.short_s, read.placement.payback) == (0.5, 3.0)
+    assert config.parse('[policy]\nname = "observe"\n', "f").policy.mode is Mode.OBSERVE
+
+
+def test_a_policy_can_be_put_on_top_of_another() -> None:
+    base = parse_document('[policy]\nname = "capacity"\ndwell_s = 1\nretry_s = 3\n', "f")
+    read = check([base, named(PolicyName.BALANCED)]).config.policy
+    assert read == PolicyConfig(placement=Policy(retry_s=3.0))
 
 
 def test_every_table_is_read() -> None:

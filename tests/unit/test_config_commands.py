@@ -74,6 +74,13 @@ def test_show_is_a_configuration_itself(path: Path, tmp_path: Path) -> None:
     assert json.loads(run("show", "--json", "--config", path).output) == as_dict(again)
 
 
+def test_show_tells_what_a_named_policy_gives(path: Path) -> None:
+    drop_in(path).write_text('[policy]\nname = "capacity"\npayback = 3\n')
+    text = run("show", "--config", path).output
+    assert 'long_s = 30.0  # policy "capacity"\n' in text
+    assert f"payback = 3.0  # {drop_in(path)}:3\n" in text
+
+
 def test_schema_is_that_of_what_is_shown(path: Path) -> None:
     schema = json.loads(run("schema").output)
     jsonschema.validate(json.loads(run("show", "--json", "--config", path).output), schema)

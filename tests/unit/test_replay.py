@@ -247,10 +247,13 @@ def test_policies_are_compared_in_a_table(path: Path, tmp_path: Path) -> None:
     still = tmp_path / "still.toml"
     still.write_text('[policy]\nmode = "observe"\n')
     picture = tmp_path / "hits.svg"
-    result = tierctl("replay", path, "--policy", "recorded", "--policy", still, "-o", picture)
+    policies = ("recorded", "capacity", still)
+    options = [word for policy in policies for word in ("--policy", policy)]
+    result = tierctl("replay", path, *options, "-o", picture)
     assert result.exit_code == 0, result.output
-    *_, moved, idle = result.output.splitlines()
+    *_, moved, slowly, idle = result.output.splitlines()
     assert moved.startswith("recorded")
+    assert slowly.startswith("capacity")
     assert idle.split()[:3] == [str(still), "0.0", "%"]
     assert "<svg" in picture.read_text()
 

@@ -17,13 +17,15 @@ from tierd.cli.options import SIZE, Option, json_option
 from tierd.cli.pictures import new_figure, save_figure
 from tierd.cli.text import amount, table
 from tierd.config import Config
-from tierd.config.check import Document
+from tierd.config.check import Document, named
 from tierd.config.files import read_document
+from tierd.config.values import PolicyName
 from tierd.errors import TierdError
 from tierd.replay import Outcomes, Recording, configured, load
 from tierd.replay import replay as replayed
 
 AS_RECORDED = "recorded"
+NAMES = ", ".join([AS_RECORDED, *PolicyName])
 STEPS = 10
 
 Passed: TypeAlias = Callable[[float], None]
@@ -60,7 +62,7 @@ def recording_argument() -> Option:
     default=(AS_RECORDED,),
     show_default=True,
     metavar="NAME|FILE",
-    help=f"Try this: {AS_RECORDED}, or a file of TOML on top of it.",
+    help=f"Try this: {NAMES}, or a file of TOML on top of what was recorded.",
 )
 @click.option("--fast", "fast_bytes", type=SIZE, help="Suppose so much fast memory.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Draw hits against time.")
@@ -153,7 +155,11 @@ def _progress(seconds: float) -> Iterator[Passed]:
 
 
 def _policy(name: str) -> Sequence[Document]:
-    return () if name == AS_RECORDED else (read_document(Path(name)),)
+    """Returns what a policy has in place of the recorded configuration's values."""
+    if name == AS_RECORDED:
+        return ()
+    is_named = name in [*PolicyName]
+    return (named(PolicyName(name)) if is_named else read_document(Path(name)),)
 
 
 def _try(

@@ -14,7 +14,9 @@ from typing import Any
 
 from tierd.config.lines import Key, find_lines
 from tierd.config.rules import ARRAYS, MARKS_OF_TARGET, NEEDED_OF_TIER, TABLES, Rule
+from tierd.config.show import settings
 from tierd.config.values import (
+    NAMED,
     ApiConfig,
     Config,
     ConflictsConfig,
@@ -24,6 +26,7 @@ from tierd.config.values import (
     MigrateConfig,
     Place,
     PolicyConfig,
+    PolicyName,
     TargetConfig,
     TierConfig,
 )
@@ -76,6 +79,13 @@ def was_set(values: Mapping[str, Any]) -> Document:
     return Document("tierctl set", "", values)
 
 
+def named(name: PolicyName) -> Document:
+    """Returns a policy with all that one of them sets, to come on top of another."""
+    defaults, keys = settings(Config()), {key for values in NAMED.values() for key in values}
+    policy = {key: defaults["policy", key] for key in keys} | {**NAMED[name], "name": name}
+    return Document(f"policy {name}", "", {"policy": policy})
+
+
 def check(documents: Sequence[Document]) -> Loaded:
     """Checks documents, and puts them together.
 
@@ -107,8 +117,10 @@ class _Found:
 
     def config(self) -> Config:
         tables = self.tables
-        placement = {k: v for k, v in tables["policy"].items() if k in _PLACEMENT}
-        others = {k: v for k, v in tables["policy"].items() if k not in _PLACEMENT}
+        name = tables["policy"].get("name", PolicyName.BALANCED)
+        policy = {**NAMED[name], **tables["policy"]}
+        placement = {k: v for k, v in policy.items() if k in _PLACEMENT}
+        others = {k: v for k, v in policy.items() if k not in _PLACEMENT}
         return Config(
             daemon=DaemonConfig(**tables["daemon"]),
             conflicts=ConflictsConfig(**tables["conflicts"]),

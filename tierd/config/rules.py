@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from tierd.config.values import Mode, Rival
+from tierd.config.values import Mode, PolicyName, Rival
 from tierd.model import NodeId, TierKind
 
 _COMM_BYTES = 15  # TASK_COMM_LEN less the final NUL
@@ -160,6 +160,7 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
         "take_over": _FLAG,
     },
     "policy": {
+        "name": _choice(*PolicyName),
         "mode": _choice(*Mode),
         "headroom_percent": _number(0, 50),
         "short_s": _number(0.1, 600),

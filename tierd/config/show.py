@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tierd.config.rules import ARRAYS, TABLES
-from tierd.config.values import Config, Place, TargetConfig, TierConfig
+from tierd.config.values import NAMED, Config, Place, TargetConfig, TierConfig
 
 Setting: TypeAlias = tuple[str, str]
 """A table and a key of it."""
@@ -76,7 +76,10 @@ def _lines(config: Config, places: Mapping[Setting, Place]) -> Iterator[str]:
     for table, rules in TABLES.items():
         yield f"[{table}]"
         for key in rules:
-            yield f"{key} = {toml(current[table, key])}  # {_origin(places.get((table, key)))}"
+            place, named = places.get((table, key)), config.policy.name
+            is_named = place is None and table == "policy" and key in NAMED[named]
+            origin = f'policy "{named}"' if is_named else _origin(place)
+            yield f"{key} = {toml(current[table, key])}  # {origin}"
         yield ""
     for name, found in entries(config).items():
         places_of = [entry.place for entry in getattr(config, f"{name}s")]

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The values that a configuration holds, with their defaults."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from tierd.errors import Problem
 from tierd.model import NodeId, Pid, Policy, TierKind
@@ -60,13 +62,44 @@ class DamonConfig:
     take_over: bool = False
 
 
+class PolicyName(StrEnum):
+    """Named sets of the policy's keys; see NAMED."""
+
+    BALANCED = "balanced"
+    LATENCY = "latency"
+    CAPACITY = "capacity"
+    OBSERVE = "observe"
+
+
+NAMED: Mapping[PolicyName, Mapping[str, Any]] = {
+    PolicyName.BALANCED: {},
+    PolicyName.LATENCY: {
+        "short_s": 0.5,
+        "long_s": 5.0,
+        "payback": 1.0,
+        "hysteresis": 1.2,
+        "dwell_s": 2.0,
+    },
+    PolicyName.CAPACITY: {
+        "long_s": 30.0,
+        "payback": 6.0,
+        "hysteresis": 2.5,
+        "dwell_s": 15.0,
+    },
+    PolicyName.OBSERVE: {"mode": Mode.OBSERVE},
+}
+"""What each has in place of the defaults, by the keys of [policy]."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
     """`headroom_percent` of a tier's capacity is left free, above the kernel's watermarks.
 
-    `placement` holds what decide takes; in the file its fields stand in [policy] with the others.
+    `name` has given the values of the keys that are not set themselves. `placement` holds what
+    decide takes; in the file its fields stand in [policy] with the others.
     """
 
+    name: PolicyName = PolicyName.BALANCED
     mode: Mode = Mode.PLACE
     headroom_percent: float = 2.0
     placement: Policy = field(default_factory=Policy)
