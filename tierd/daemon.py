@@ -15,16 +15,19 @@ from tierd.decide.guard import Guard, judge, promotable
 from tierd.decide.heat import ceiling, fold, score
 from tierd.decide.placement import is_hot, plan
 from tierd.decide.settle import settle, unsettle
+from tierd.discover.tenants import Tenants
 from tierd.errors import NotFound, TierdError
 from tierd.kernel.process import Process
 from tierd.machine import Machine
 from tierd.model import (
+    MAX_TIERS,
     PAGE_BYTES,
     PIECE,
     Accesses,
     Pid,
     Plan,
     Policy,
+    Rank,
     Report,
     Target,
     Tier,
@@ -71,6 +74,11 @@ class Watched:
     look_at_s: float = 0.0
     pin: Pin | None = None
     guard: Guard = field(default_factory=Guard)
+
+    def resident_bytes(self) -> NDArray[np.float64]:
+        """Returns what it has on each tier."""
+        length = self.pieces["end"] - self.pieces["start"]
+        return np.asarray((length[:, None] * self.pieces["resident"]).sum(axis=0), np.float64)
 
     def is_fresh(self, now_s: float) -> bool:
         seen = self.accesses
@@ -126,6 +134,9 @@ class Daemon:
         self.machine, self.tell, self.record = machine, tell, record
         self.watched: dict[Pid, Watched] = {}
         self.names = topology.names()
+        self.tenants = Tenants(config.tenants, topology.tiers)
+        self.shares = np.zeros((0, 0))
+        """Of each tenant and tier but the slowest, as of the last round; empty of one alone."""
         self.rank_of_node = topology.rank_of_node()
         self.unwatched: dict[Pid, str] = {}
         self.flows = Flows()
@@ -143,6 +154,7 @@ class Daemon:
     def reconfigure(self, config: Config, mover: Moves | None) -> None:
         """Goes on by another configuration, between two rounds; what is known of targets stays."""
         self.config, self.mover = config, mover
+        self.tenants = Tenants(config.tenants, self.topology.tiers)
         self.cost.prior_ns = config.policy.placement.move_cost_ns
         self.find_at_s = 0.0
 
@@ -158,6 +170,7 @@ class Daemon:
                 watched.pieces = unsettle(watched.pieces)
         self.topology, self.mover = topology, mover
         self.names, self.rank_of_node = topology.names(), ranks
+        self.tenants = Tenants(self.config.tenants, topology.tiers)
 
     def run(self, stop_asked: Callable[[float], bool], *, for_s: float | None = None) -> None:
         """Goes round until it is asked to stop, or for so many seconds.
@@ -241,7 +254,9 @@ class Daemon:
             known = self.watched.get(pid)
             if known is not None and known.process.start_ticks != target.start_ticks:
                 self._forget(pid)
-            if pid not in self.watched:
+            if pid in self.watched:
+                self.watched[pid].process = target  # it may be in another cgroup by now
+            else:
                 self._watch(target)
         self.find_at_s = now_s + LOOK_AGAIN_S
 
@@ -375,6 +390,7 @@ class Daemon:
                 ceiling=(most := ceiling(w.accesses)),
                 pinned=w.pin is Pin.FASTEST,
                 rests=w.pin is None and self._rests(w, most, policy, now_s),
+                tenant=self.tenants.index(w.process.cgroup),
             )
             for w in fresh
             if w.accesses is not None and w.pin is not Pin.HERE
@@ -389,7 +405,9 @@ class Daemon:
             now_s=now_s,
             budget_bytes=budget,
             promotable=self._promotable(),
+            tenants=self.tenants.all,
         )
+        self.shares = made.shares
         self.flows.note(made)
         first = 0
         for target in targets:
@@ -434,6 +452,7 @@ class Daemon:
                 self._tier_status(*pair) for pair in zip(self.topology.tiers, rooms, strict=True)
             ],
             "targets": [self.target_status(watched) for watched in self.watched.values()],
+            "tenants": self._tenants_status(),
             "moved": [
                 {"from": source, "to": destination, "pages": count}
                 for (source, destination), count in sorted(flows.moved.items())
@@ -459,6 +478,28 @@ class Daemon:
                 *filter(None, [self.stalls]),
             ],
         }
+
+    def _tenants_status(self) -> list[dict[str, Any]]:
+        """Tells what each tenant may have and has, where there are any but one."""
+        tenants = self.tenants.all
+        if len(tenants) == 1:
+            return []
+        has = np.zeros((len(tenants), MAX_TIERS))
+        for watched in self.watched.values():
+            has[self.tenants.index(watched.process.cgroup)] += watched.resident_bytes()
+        known = len(self.shares) == len(tenants)
+        all_shares = self.shares if known else np.zeros((len(tenants), 0))
+        return [
+            {
+                "name": tenant.name,
+                "weight": tenant.weight,
+                "guaranteed": {self.names[r]: s for r, s in tenant.guaranteed_bytes.items()},
+                "maximum": {self.names[r]: s for r, s in tenant.maximum_bytes.items()},
+                "share": {self.names[Rank(r)]: int(size) for r, size in enumerate(shares)},
+                "resident": {self.names[r]: int(has[index, r]) for r in sorted(self.names)},
+            }
+            for index, (tenant, shares) in enumerate(zip(tenants, all_shares, strict=True))
+        ]
 
     def _sampler_status(self) -> dict[str, Any]:
         sampler = self.sampler

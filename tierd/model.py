@@ -250,6 +250,7 @@ class Target:
 
     `ceiling` is the heat above which its samples cannot tell pieces apart. A `pinned` one counts as
     hotter than all others, and makes way for nobody. Of one that `rests` nothing is moved up.
+    `tenant` is an index into those that the plan is for.
     """
 
     pid: Pid
@@ -257,6 +258,21 @@ class Target:
     ceiling: float
     pinned: bool = False
     rests: bool = False
+    tenant: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """Processes whose memory competes as one with that of others.
+
+    `guaranteed_bytes` and `maximum_bytes` are of tiers; of those that are not in them nothing is
+    guaranteed, and all may be had.
+    """
+
+    name: str
+    weight: float = 100.0
+    guaranteed_bytes: Mapping[Rank, int] = field(default_factory=dict)
+    maximum_bytes: Mapping[Rank, int] = field(default_factory=dict)
 
 
 class Kept(StrEnum):
@@ -267,6 +283,7 @@ class Kept(StrEnum):
     HELD = "moved or refused lately"
     SWINGS = "moved up and down again for nothing"
     RESTS = "moves of its process did not pay, and it rests"
+    SHARE = "its tenant has its share"
 
 
 KEPT_CODE: Mapping[Kept, int] = {why: code for code, why in enumerate(Kept, 1)}
@@ -277,7 +294,8 @@ KEPT_CODE: Mapping[Kept, int] = {why: code for code, why in enumerate(Kept, 1)}
 class Plan:
     """Moves in the order they are to be made (dtype MOVE), demotions before the promotions.
 
-    `gaps_ns` is what an access to each tier but the fastest costs more than one a tier up. `kept`
+    `gaps_ns` is what an access to each tier but the fastest costs more than one a tier up. `shares`
+    is what each tenant may have of each tier but the slowest, in bytes; empty of one alone. `kept`
     counts the hot bytes that stay in a slower tier, by reason; `kept_codes` has the reason of each
     piece of each target, one target after the other.
     """
@@ -285,6 +303,7 @@ class Plan:
     pids: tuple[Pid, ...]
     moves: NDArray[np.void]
     gaps_ns: tuple[float, ...] = ()
+    shares: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
     kept: Mapping[Kept, int] = field(default_factory=dict)
     kept_codes: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
 

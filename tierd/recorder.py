@@ -249,10 +249,4 @@ def _end_of(round: Round) -> Frame:
 
 def used_bytes(watched: Mapping[Pid, Watched]) -> NDArray[np.float64]:
     """Returns what the targets have on each tier."""
-    return sum(
-        (
-            ((w.pieces["end"] - w.pieces["start"])[:, None] * w.pieces["resident"]).sum(axis=0)
-            for w in watched.values()
-        ),
-        start=np.zeros(MAX_TIERS),
-    )
+    return sum((one.resident_bytes() for one in watched.values()), start=np.zeros(MAX_TIERS))

@@ -29,6 +29,7 @@ from tierd.daemon import Daemon, Pin
 from tierd.discover import hotplug
 from tierd.discover.hotplug import Hotplug
 from tierd.discover.targets import Finder, check_targets
+from tierd.discover.tenants import check_tenants
 from tierd.discover.topology import discover
 from tierd.drains import Drains
 from tierd.errors import TierdError
@@ -222,6 +223,7 @@ class Service:
         _require_same(self.settings, settings)
         known = {rule.pid for rule in self.settings.targets}
         check_targets(r for r in settings.targets if r.pid is None or r.pid not in known)
+        check_tenants(settings.tenants, self.daemon.topology.tiers)
         mover = self._mover(settings, self.daemon.topology)
         self.finder.follow(settings.targets, settings.discover)
         self.sampler.cpu_percent = settings.damon.cpu_percent
@@ -332,6 +334,7 @@ def _set_up(
     topology = discover(files.tiers)
     _require_tiers(topology)
     settings = command_line.on_top_of(files)
+    check_tenants(settings.tenants, topology.tiers)
     arbiter = Arbiter(journal=journal)
     may_move = arbiter.may_move(settings.conflicts.numa_balancing, moves=settings.policy.mode.moves)
     sampler = stack.enter_context(Session(settings.damon, journal))

@@ -90,6 +90,49 @@ def test_a_policy_can_be_put_on_top_of_another() -> None:
     assert read == PolicyConfig(placement=Policy(retry_s=3.0))
 
 
+def test_tenants_are_read() -> None:
+    content = (
+        '[[tenant]]\ncgroup = "/db/"\nweight = 200\nguaranteed_mib = { dram = 512 }\n'
+        'maximum_mib = { dram = 1024.5 }\n[[tenant]]\ncgroup = "/batch"\n'
+    )
+    db, batch = config.parse(content, "f").tenants
+    assert (db.cgroup, db.weight, db.guaranteed_mib, db.maximum_mib) == (
+        *("/db", 200.0),
+        *({"dram": 512.0}, {"dram": 1024.5}),
+    )
+    assert (batch.weight, batch.guaranteed_mib, batch.maximum_mib) == (100.0, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("[[tenant]]\nweight = 5\n", "f:1: tenant[1]: cgroup is missing"),
+        ('[[tenant]]\ncgroup = "db"\n', "f:2: tenant[1].cgroup: must be a cgroup below the root"),
+        ('[[tenant]]\ncgroup = "/a"\nweight = 0\n', "f:3: tenant[1].weight: must be from 1 to"),
+        (
+            '[[tenant]]\ncgroup = "/a"\nguaranteed_mib = 5\n',
+            "f:3: tenant[1].guaranteed_mib: must be a table of sizes by tier, such as",
+        ),
+        (
+            '[[tenant]]\ncgroup = "/a"\nguaranteed_mib = { dram = -1 }\n',
+            "f:3: tenant[1].guaranteed_mib: must be sizes by tier, each named and from 0 to",
+        ),
+        (
+            '[[tenant]]\ncgroup = "/a"\nguaranteed_mib = { dram = 8 }\n'
+            "maximum_mib = { dram = 7 }\n",
+            "f:4: tenant[1].maximum_mib: dram must not be below what is guaranteed, 8",
+        ),
+        (
+            '[[tenant]]\ncgroup = "/a"\n[[tenant]]\ncgroup = "/a/"\n',
+            "f:4: tenant[2].cgroup: another tenant has /a too",
+        ),
+        ('[[tenant]]\ncgroup = "/a"\nwieght = 5\n', "did you mean weight?"),
+    ],
+)
+def test_a_wrong_tenant_is_told(content: str, problem: str) -> None:
+    assert problem in only_problem(content)
+
+
 def test_every_table_is_read() -> None:
     read = config.parse(FULL, "f")
     assert read.daemon.interval_s == 2.0

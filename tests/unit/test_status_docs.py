@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tests.unit import trees
 from tierd.cli.control import main
-from tierd.config import Config
+from tierd.config import Config, Place, TenantConfig
 from tierd.config.show import as_dict
 from tierd.daemon import Daemon
 from tierd.discover.topology import discover
@@ -104,7 +104,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     assert found is not None
     with a_buffer() as start:
         daemon = Daemon(
-            Config(),
+            Config(tenants=(TenantConfig(cgroup="/db", place=Place(file="f", line=1, key="")),)),
             topology=discover((), trees.unpack("cxl-7.2", tmp_path / "root")),
             sampler=OneHotRange(start),
             mover=HalfMover(),
@@ -130,13 +130,17 @@ def of_the_service() -> dict[str, Any]:
     return {"pid": OWN, "config": as_dict(Config()), "set": {}, "drains": [drain | passes]}
 
 
+_BY_NAME = (
+    *(".resident", ".hot", ".rate", ".left", ".share", ".guaranteed", ".maximum"),
+    *("refused", "kept", "config", "set"),
+)
+
+
 def keys(value: Any, above: str = "") -> set[str]:
     """The keys as docs/status.md spells them: those named by a tier or a reason are not keys."""
     if isinstance(value, list):
         return set().union(*(keys(item, f"{above}[]") for item in value))
-    if not isinstance(value, dict) or above.endswith(
-        (".resident", ".hot", ".rate", ".left", "refused", "kept", "config", "set")
-    ):
+    if not isinstance(value, dict) or above.endswith(_BY_NAME):
         return set()
     inside = {f"{above}.{key}".lstrip("."): item for key, item in value.items()}
     return set(inside).union(*(keys(item, key) for key, item in inside.items()))

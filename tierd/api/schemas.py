@@ -89,6 +89,16 @@ STATUS = answer(
         )
     ),
     targets=array(answer(**_TARGET)),
+    tenants=array(
+        answer(
+            name=STRING,
+            weight=NUMBER,
+            guaranteed=_BY_TIER,
+            maximum=_BY_TIER,
+            share=_BY_TIER,
+            resident=_BY_TIER,
+        )
+    ),
     moved=array(answer(**{"from": STRING, "to": STRING, "pages": COUNT})),
     refused=mapping(COUNT),
     flows=array(

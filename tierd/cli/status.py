@@ -8,13 +8,17 @@ from tierd.cli.text import amount, ids, table
 from tierd.model import PAGE_BYTES
 
 _TIERS = ("TIER", "KIND", "NODES", "CAPACITY", "ROOM", "HEADROOM", "BACKED BY")
+_TENANTS = ("TENANT", "WEIGHT", "TIER", "HAS", "SHARE", "GUARANTEED", "MAXIMUM")
 _FLOWS = ("MOVED", "PAGES", "BYTES")
 _REASONS = ("NOT MOVED", "HOW MUCH")
 
 
 def as_text(status: Mapping[str, Any]) -> str:
     """Gives tables of the tiers, the targets, what was moved, and what was not and why."""
-    tables = [_headline(status), _tiers(status), _targets(status), _flows(status)]
+    tables = [_headline(status), _tiers(status), _targets(status)]
+    if status["tenants"]:
+        tables.append(_tenants(status))
+    tables.append(_flows(status))
     if reasons := list(_reasons(status)):
         tables.append(table(_REASONS, reasons))
     tables += [f"note: {note}" for note in status["notes"]]
@@ -61,6 +65,24 @@ def _targets(status: Mapping[str, Any]) -> str:
         for target in status["targets"]
     ]
     return table(heads, rows) if rows else "no targets: none of the configured processes is there"
+
+
+def _tenants(status: Mapping[str, Any]) -> str:
+    """A row for each tenant and tier: what it has, may have now, and was promised."""
+    rows = [
+        (
+            tenant["name"],
+            f"{tenant['weight']:g}",
+            tier["name"],
+            *(
+                amount(tenant[what][tier["name"]]) if tier["name"] in tenant[what] else "-"
+                for what in ("resident", "share", "guaranteed", "maximum")
+            ),
+        )
+        for tenant in status["tenants"]
+        for tier in status["tiers"]
+    ]
+    return table(_TENANTS, rows)
 
 
 def _flows(status: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ from tierd.config.values import (
     PolicyConfig,
     Rival,
     TargetConfig,
+    TenantConfig,
     TierConfig,
 )
 
@@ -43,6 +44,7 @@ __all__ = [
     "PolicyConfig",
     "Rival",
     "TargetConfig",
+    "TenantConfig",
     "TierConfig",
     "drop_ins",
     "files",

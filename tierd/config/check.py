@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns documents of TOML into a configuration, or into all that is wrong with them.
 
-Of several documents the later ones come on top: their tables key by key, their [[tier]] and
-[[target]] behind those before. A wrong value is told also where a later document has another.
+Of several documents the later ones come on top: their tables key by key, their [[tier]],
+[[target]] and [[tenant]] behind those before. A wrong value is told also where a later document
+has another.
 """
 
 import difflib
@@ -13,7 +14,14 @@ from functools import cached_property
 from typing import Any
 
 from tierd.config.lines import Key, find_lines
-from tierd.config.rules import ARRAYS, MARKS_OF_TARGET, NEEDED_OF_TIER, TABLES, Rule
+from tierd.config.rules import (
+    ARRAYS,
+    MARKS_OF_TARGET,
+    NEEDED_OF_TENANT,
+    NEEDED_OF_TIER,
+    TABLES,
+    Rule,
+)
 from tierd.config.show import settings
 from tierd.config.values import (
     NAMED,
@@ -28,6 +36,7 @@ from tierd.config.values import (
     PolicyConfig,
     PolicyName,
     TargetConfig,
+    TenantConfig,
     TierConfig,
 )
 from tierd.errors import ConfigError, Problem
@@ -112,6 +121,7 @@ class _Found:
     places: dict[tuple[str, str], Place] = field(default_factory=dict)
     tiers: list[tuple[Document, Key, TierConfig]] = field(default_factory=list)
     targets: list[TargetConfig] = field(default_factory=list)
+    tenants: list[TenantConfig] = field(default_factory=list)
     tier_count: int = 0
     problems: list[Problem] = field(default_factory=list)
 
@@ -131,6 +141,7 @@ class _Found:
             migrate=MigrateConfig(**tables["migrate"]),
             tiers=tuple(tier for _, _, tier in self.tiers),
             targets=tuple(self.targets),
+            tenants=tuple(self.tenants),
         )
 
 
@@ -148,6 +159,7 @@ class _Reader:
                 self._found.places[name, key] = self._document.place((name, key))
         self._read_tiers()
         self._read_targets()
+        self._read_tenants()
 
     def _refuse(self, key: Key, message: str) -> None:
         self._found.problems.append(self._document.place(key).problem(message))
@@ -209,6 +221,22 @@ class _Reader:
             elif len(values) == len(marks or ["pid"]):
                 place = self._document.place((*key, *(marks or ["pid"])[-1:]))
                 self._found.targets.append(TargetConfig(**values, place=place))
+
+    def _read_tenants(self) -> None:
+        for key, given, values in self._array("tenant"):
+            for name in (name for name in NEEDED_OF_TENANT if name not in given):
+                self._refuse(key, f"{name} is missing")
+            if len(values) < len(given) or not values.keys() >= {*NEEDED_OF_TENANT}:
+                continue
+            tenant = TenantConfig(**values, place=self._document.place((*key, "cgroup")))
+            if any(other.cgroup == tenant.cgroup for other in self._found.tenants):
+                self._refuse((*key, "cgroup"), f"another tenant has {tenant.cgroup} too")
+            for tier, most in tenant.maximum_mib.items():
+                least = tenant.guaranteed_mib.get(tier, 0)
+                if most < least:
+                    message = f"{tier} must not be below what is guaranteed, {least:g}"
+                    self._refuse((*key, "maximum_mib"), message)
+            self._found.tenants.append(tenant)
 
 
 def _check_order(config: Config, documents: Sequence[Document], found: _Found) -> None:

@@ -136,6 +136,24 @@ def _pattern(whole: re.Pattern[str]) -> dict[str, Any]:
     return {"type": "string", "pattern": f"^({whole.pattern})$"}
 
 
+def _sizes(value: Any) -> dict[str, float]:
+    if not isinstance(value, dict):
+        raise ValueError("a table of sizes by tier, such as { dram = 512 }")
+    try:
+        return {_tier_name(name): _MIB(size) for name, size in value.items()}
+    except ValueError as error:
+        raise ValueError(f"sizes by tier, each named and {error}") from None
+
+
+_MIB = _number(0, 1_000_000_000)
+_SIZES = Rule(
+    _sizes,
+    {
+        "type": "object",
+        "propertyNames": {"pattern": f"^{_TIER_NAME.pattern}$"},
+        "additionalProperties": dict(_MIB.schema),
+    },
+)
 _FLAG = Rule(_flag, {"type": "boolean"})
 _PATH = Rule(_absolute_path, {"type": "string", "pattern": "^/"})
 
@@ -210,9 +228,16 @@ ARRAYS: Mapping[str, Mapping[str, Rule]] = {
         "container": Rule(_container, _pattern(_CONTAINER)),
         "user": Rule(_user, _pattern(_USER)),
     },
+    "tenant": {
+        "cgroup": Rule(_cgroup, {"type": "string", "pattern": "^/"}),
+        "weight": _number(1, 10_000),
+        "guaranteed_mib": _SIZES,
+        "maximum_mib": _SIZES,
+    },
 }
 """The rules of the keys of each table that there may be several of."""
 
+NEEDED_OF_TENANT = ("cgroup",)
 NEEDED_OF_TIER = ("name", "kind", "nodes")
 MARKS_OF_TARGET = ("command", "cgroup", "unit", "container", "user")
 """A target has a pid, or at least one of these."""

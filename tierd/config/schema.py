@@ -7,7 +7,14 @@ What two keys say together it does not tell: `tierctl config check` does.
 from collections.abc import Mapping
 from typing import Any
 
-from tierd.config.rules import ARRAYS, MARKS_OF_TARGET, NEEDED_OF_TIER, TABLES, Rule
+from tierd.config.rules import (
+    ARRAYS,
+    MARKS_OF_TARGET,
+    NEEDED_OF_TENANT,
+    NEEDED_OF_TIER,
+    TABLES,
+    Rule,
+)
 from tierd.config.show import settings
 from tierd.config.values import Config
 from tierd.model import MAX_TIERS
@@ -22,6 +29,7 @@ def schema() -> dict[str, Any]:
     }
     tier = _object(_schemas(ARRAYS["tier"])) | {"required": [*NEEDED_OF_TIER]}
     target = _object(_schemas(ARRAYS["target"]))
+    tenant = _object(_schemas(ARRAYS["tenant"])) | {"required": [*NEEDED_OF_TENANT]}
     by_marks = {
         "not": {"required": ["pid"]},
         "anyOf": [{"required": [name]} for name in MARKS_OF_TARGET],
@@ -30,6 +38,7 @@ def schema() -> dict[str, Any]:
     arrays = {
         "tier": {"type": "array", "items": tier, "maxItems": MAX_TIERS},
         "target": {"type": "array", "items": target},
+        "tenant": {"type": "array", "items": tenant},
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tierd.config.rules import ARRAYS, TABLES
-from tierd.config.values import NAMED, Config, Place, TargetConfig, TierConfig
+from tierd.config.values import NAMED, Config, Place, TargetConfig, TenantConfig, TierConfig
 
 Setting: TypeAlias = tuple[str, str]
 """A table and a key of it."""
@@ -25,13 +25,17 @@ def settings(config: Config) -> dict[Setting, Any]:
 
 
 def entries(config: Config) -> dict[str, list[dict[str, Any]]]:
-    """Returns the [[tier]] and [[target]] tables, each with the keys that it has."""
+    """Returns the [[tier]], [[target]] and [[tenant]] tables, each with the keys that it has."""
     return {
         name: [
             {key: _plain(getattr(entry, key)) for key in ARRAYS[name] if _is_set(entry, key)}
             for entry in found
         ]
-        for name, found in (("tier", config.tiers), ("target", config.targets))
+        for name, found in (
+            ("tier", config.tiers),
+            ("target", config.targets),
+            ("tenant", config.tenants),
+        )
     }
 
 
@@ -62,7 +66,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Dif
         for table in TABLES
         for key in {**before[table], **after[table]}
     ]
-    found += [Difference(name, before[name], after[name]) for name in ARRAYS]
+    found += [Difference(name, before.get(name, []), after.get(name, [])) for name in ARRAYS]
     return [difference for difference in found if difference.before != difference.after]
 
 
@@ -90,7 +94,9 @@ def _lines(config: Config, places: Mapping[Setting, Place]) -> Iterator[str]:
 
 
 def toml(value: Any) -> str:
-    """Spells a value as TOML; JSON spells those of the configuration alike."""
+    """Spells a value as TOML; JSON spells all but tables alike."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {toml(each)}" for key, each in value.items()) + " }"
     return json.dumps(value)
 
 
@@ -110,11 +116,13 @@ def _keys(part: Any) -> set[str]:
     return {field.name for field in fields(part)}
 
 
-def _is_set(entry: TierConfig | TargetConfig, key: str) -> bool:
+def _is_set(entry: TierConfig | TargetConfig | TenantConfig, key: str) -> bool:
     return getattr(entry, key) is not None
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
     return list(value) if isinstance(value, tuple) else value

@@ -152,6 +152,20 @@ class TargetConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TenantConfig:
+    """One [[tenant]]: what the processes of a cgroup and of those below it have together.
+
+    The sizes are by the tier's name. Processes of no [[tenant]] are one together.
+    """
+
+    cgroup: str
+    weight: float = 100.0
+    guaranteed_mib: Mapping[str, float] = field(default_factory=dict)
+    maximum_mib: Mapping[str, float] = field(default_factory=dict)
+    place: "Place"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where in which file something was said, for what only shows when the machine is looked at."""
 
@@ -174,3 +188,4 @@ class Config:
     migrate: MigrateConfig = field(default_factory=MigrateConfig)
     tiers: tuple[TierConfig, ...] = ()
     targets: tuple[TargetConfig, ...] = ()
+    tenants: tuple[TenantConfig, ...] = ()

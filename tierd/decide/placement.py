@@ -14,12 +14,13 @@ cannot tell; so a byte near that ceiling is worth a move whatever the move costs
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.decide.heat import assured, concatenate, score
+from tierd.decide.heat import COLD_PER_PAGE_S, assured, concatenate, score
+from tierd.decide.shares import divide
 from tierd.model import (
     KEPT_CODE,
     MOVE,
@@ -28,6 +29,7 @@ from tierd.model import (
     Plan,
     Policy,
     Target,
+    Tenant,
     TierRoom,
 )
 
@@ -35,6 +37,12 @@ Floats = NDArray[np.float64]
 
 NEAR_CEILING = 0.25
 """Share of the samples' ceiling from which a piece counts as hot beyond measure."""
+
+EVERYBODY = Tenant(name="")
+"""The tenant of everybody where there are no others."""
+
+SLACK = 0.01
+"""Of a tier: for less than this nobody has to make way because of shares."""
 
 HEADROOM_LOW = 0.5
 """Cold bytes are demoted once free memory falls below this share of the headroom."""
@@ -68,6 +76,7 @@ def plan(
     now_s: float,
     budget_bytes: int,
     promotable: float = 1.0,
+    tenants: Sequence[Tenant] = (EVERYBODY,),
 ) -> Plan:
     """Returns the moves worth making now.
 
@@ -78,6 +87,7 @@ def plan(
         now_s: the instant that `held_until_s` is compared with.
         budget_bytes: at most so many bytes are moved, both directions together.
         promotable: share of the budget that may be used to move up.
+        tenants: whose the targets are; of one alone, heat decides everything.
     """
     lengths = [len(t.pieces) for t in targets]
     if not sum(lengths) or len(rooms) < 2:
@@ -94,6 +104,8 @@ def plan(
         ceiling=ceiling,
         pinned=np.repeat([t.pinned for t in targets], lengths),
         rests=np.repeat([t.rests for t in targets], lengths),
+        tenant=np.repeat([t.tenant for t in targets], lengths),
+        tenants=tenants,
         rooms=rooms,
         policy=policy,
         now_s=now_s,
@@ -106,6 +118,7 @@ def plan(
         pids=tuple(target.pid for target in targets),
         moves=_moves(pieces, owner, step.demotions[::-1] + step.promotions),
         gaps_ns=tuple(map(step.gap_ns, range(len(rooms) - 1))),
+        shares=np.array(step.shares).reshape(-1, len(tenants)).T,
         kept={why: int(size) for why, size in step.kept.items() if size >= PAGE_BYTES},
         kept_codes=step.kept_codes,
     )
@@ -141,6 +154,8 @@ class _Steps:
         ceiling: Floats,
         pinned: NDArray[np.bool_],
         rests: NDArray[np.bool_],
+        tenant: NDArray[np.intp],
+        tenants: Sequence[Tenant],
         rooms: Sequence[TierRoom],
         policy: Policy,
         now_s: float,
@@ -154,6 +169,8 @@ class _Steps:
         self.ceiling = ceiling
         self.pinned = pinned
         self.rests = rests & ~pinned
+        self.tenant, self.tenants = tenant, tenants
+        self.shares: list[Floats] = []
         self.held = pieces["held_until_s"] > now_s
         self.swings = pieces["swings"] > 0
         self.rooms = rooms
@@ -168,9 +185,33 @@ class _Steps:
     def fill(self, rank: int) -> None:
         """Plans the moves between tier `rank` and those below it."""
         rising, sinking = self._rising(rank), self._sinking(rank)
-        room = self.free[rank]
-        below = float(np.maximum(self.free[rank + 1 :], 0).sum())
+        if len(self.tenants) == 1:
+            room, shortfall = float(self.free[rank]), self._shortfall(rank)
+            self._fill(rank, rising, sinking, room=room, shortfall=shortfall, part=1.0)
+        else:
+            self._fill_shares(rank, rising, sinking)
 
+    def _fill(
+        self,
+        rank: int,
+        rising: _Stock,
+        sinking: _Stock,
+        *,
+        room: float,
+        shortfall: float,
+        part: float,
+    ) -> None:
+        """Plans the moves of those who compete by heat.
+
+        Args:
+            rank: the tier.
+            rising: what is to be moved up, hottest first.
+            sinking: what may make way for it, coldest first.
+            room: bytes that they may have more of the tier.
+            shortfall: bytes that have to go where they are cold.
+            part: of the budgets.
+        """
+        below, budget = self._below(rank), self.budget_bytes * part
         displaced = np.cumsum(sinking.size)
         yields_to = np.minimum(
             rising.heat / self.policy.hysteresis, rising.heat - 2 * rising.margin
@@ -179,17 +220,102 @@ class _Steps:
         makes_way = np.where(victims > 0, displaced[victims - 1], 0.0) if len(displaced) else 0.0
         available = room + np.minimum(makes_way, below)
         wanted = _up_to(rising.size, available)
-        affordable = min(_affordable(self.budget_bytes, room), self.rising_bytes)
+        affordable = min(_affordable(budget, room), self.rising_bytes * part)
         promoted = _up_to(wanted, affordable)
-        evicted = max(promoted.sum() - room if wanted.any() else 0.0, self._shortfall(rank))
+        evicted = max(promoted.sum() - room if wanted.any() else 0.0, shortfall)
         if not wanted.any():
             sinking = sinking.take(np.flatnonzero(sinking.heat < sinking.margin))
-        demoted = _up_to(sinking.size, min(evicted, below, self.budget_bytes - promoted.sum()))
+        demoted = _up_to(sinking.size, min(evicted, below, budget - promoted.sum()))
 
         self._keep(Kept.BUDGET, rising.piece, wanted - promoted)
-        self._keep(Kept.NO_ROOM, rising.piece, rising.size - wanted)
+        full = Kept.NO_ROOM if len(self.tenants) == 1 else Kept.SHARE
+        self._keep(full, rising.piece, rising.size - wanted)
         self._promote(rising, promoted, rank)
         self._demote(sinking, demoted, rank)
+
+    def _below(self, rank: int) -> float:
+        """Bytes that the slower tiers can take."""
+        return float(np.maximum(self.free[rank + 1 :], 0).sum())
+
+    def _fill_shares(self, rank: int, rising: _Stock, sinking: _Stock) -> None:
+        """Plans the moves of several tenants: each keeps to its share, and within that to heat.
+
+        Who has more than its share makes way first, as far as others lack room for theirs. The
+        budgets are divided by weight, those who need least first, so that what they leave is used.
+        """
+        has = self._by_tenant(self.tenant, self.bytes[:, rank])
+        share = self._shares(rank, rising, has)
+        self.shares.append(share)
+        gain = self._by_tenant(self.tenant[rising.piece], rising.size)
+        gain = np.minimum(gain, np.maximum(share - has, 0.0))
+        sinking = self._reclaim(rank, sinking, has, share, gain.sum())
+        room = max(self.free[rank], 0.0)
+        allowed = gain * min(1.0, room / gain.sum()) if gain.any() else gain
+        weight = np.array([tenant.weight for tenant in self.tenants])
+        order = np.argsort(gain / weight, kind="stable")
+        for at, tenant in enumerate(order):
+            self._fill(
+                rank,
+                self._of_tenant(rising, tenant),
+                self._of_tenant(sinking, tenant),
+                room=float(allowed[tenant]),
+                shortfall=0.0,
+                part=float(weight[tenant] / weight[order[at:]].sum()),
+            )
+
+    def _shares(self, rank: int, rising: _Stock, has: Floats) -> Floats:
+        """Divides the tier's bytes between the tenants."""
+        margin = np.minimum(worthwhile(self.policy, self.gap_ns(rank)), NEAR_CEILING * self.ceiling)
+        here = self.bytes[:, rank]
+        below = self._by_tenant(self.tenant[rising.piece], rising.size)
+        used = self._by_tenant(self.tenant, here * (self.heat * PAGE_BYTES >= COLD_PER_PAGE_S))
+        hot = self._by_tenant(self.tenant, here * (self.assured >= margin))
+        return divide(
+            float(max(has.sum() + self.free[rank], 0.0)),
+            guaranteed=self._of_tier("guaranteed_bytes", rank),
+            maximum=self._of_tier("maximum_bytes", rank, np.inf),
+            weight=np.array([tenant.weight for tenant in self.tenants]),
+            used=used + below,
+            wanted=hot + below,
+        )
+
+    def _reclaim(
+        self, rank: int, sinking: _Stock, has: Floats, share: Floats, wanted: float
+    ) -> _Stock:
+        """Demotes what is beyond maxima, and of who has more than its share what others lack.
+
+        Returns:
+            what may make way still.
+        """
+        beyond = np.maximum(has - self._of_tier("maximum_bytes", rank, np.inf), 0.0)
+        over = np.maximum(has - share, 0.0)
+        lacking = max(wanted - max(self.free[rank], 0.0), self._shortfall(rank))
+        if lacking < SLACK * (has.sum() + self.free[rank]):
+            lacking = 0.0
+        taken = self._coldest(sinking, beyond)
+        more = self._coldest(sinking, over)
+        taken = np.maximum(taken, _up_to(more, lacking))
+        taken = _up_to(taken, min(self._below(rank), self.budget_bytes / 2))
+        self._demote(sinking, taken, rank)
+        return replace(sinking, size=sinking.size - taken)
+
+    def _coldest(self, sinking: _Stock, size: Floats) -> Floats:
+        """Returns how much to take of each to have so many bytes of each tenant's coldest."""
+        taken, owner = np.zeros(len(sinking.size)), self.tenant[sinking.piece]
+        for tenant in np.flatnonzero(size):
+            mine = owner == tenant
+            taken[mine] = _up_to(sinking.size[mine], size[tenant])
+        return taken
+
+    def _of_tier(self, what: str, rank: int, otherwise: float = 0.0) -> Floats:
+        """Returns what each tenant has been promised of a tier."""
+        return np.array([getattr(t, what).get(rank, otherwise) for t in self.tenants], np.float64)
+
+    def _by_tenant(self, tenant: NDArray[np.intp], size: Floats) -> Floats:
+        return np.asarray(np.bincount(tenant, size, len(self.tenants)), np.float64)
+
+    def _of_tenant(self, stock: _Stock, tenant: int) -> _Stock:
+        return stock.take(np.flatnonzero(self.tenant[stock.piece] == tenant))
 
     def _rising(self, rank: int) -> _Stock:
         """Bytes below the tier that are worth a move up, hottest first."""

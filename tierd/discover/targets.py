@@ -247,7 +247,7 @@ class _Marks:
         rule = self.rule
         return (
             (rule.command is None or look.command == rule.command)
-            and (rule.cgroup is None or _is_below(look.cgroup, rule.cgroup))
+            and (rule.cgroup is None or is_below(look.cgroup, rule.cgroup))
             and (rule.unit is None or rule.unit in (look.cgroup or "").split("/"))
             and (rule.container is None or _is_inside(look.cgroup, rule.container))
             and (rule.user is None or (self.user_id is not None and look.user_id == self.user_id))
@@ -264,7 +264,8 @@ def _user_id(user: str) -> int | None:
         return None
 
 
-def _is_below(cgroup: str | None, above: str) -> bool:
+def is_below(cgroup: str | None, above: str) -> bool:
+    """Tells whether a cgroup is another one, or below it."""
     return cgroup is not None and f"{cgroup}/".startswith(f"{above.rstrip('/')}/")
 
 

@@ -51,6 +51,7 @@ def _metrics(account: Mapping[str, Any], heat: Mapping[str, Heat]) -> Iterator["
     yield from _tiers(account["tiers"])
     yield from _flows(account["flows"])
     yield from _targets(account["targets"])
+    yield from _shares(account["tenants"])
     yield from _daemon(account)
     yield _heat(heat)
 
@@ -99,6 +100,17 @@ def _targets(targets: Sequence[Mapping[str, Any]]) -> Iterator["Metric"]:
             family.add_metric([tenant, tier], size)
         yield family
     yield GaugeMetricFamily("tierd_targets", "Processes that are watched.", len(targets))
+
+
+def _shares(tenants: Sequence[Mapping[str, Any]]) -> Iterator["Metric"]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    told = "What a configured tenant may have of a tier now."
+    family = GaugeMetricFamily("tierd_tenant_share_bytes", told, labels=["tenant", "tier"])
+    for tenant in tenants:
+        for tier, size in tenant["share"].items():
+            family.add_metric([tenant["name"], tier], size)
+    yield family
 
 
 def _daemon(account: Mapping[str, Any]) -> Iterator["Metric"]:

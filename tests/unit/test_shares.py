@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares of tenants: how a tier is divided, and that simulated neighbours get theirs."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.world import AGGREGATION_S, World, mapped, window
+from tierd.decide.heat import ceiling, fold
+from tierd.decide.placement import plan
+from tierd.decide.settle import settle
+from tierd.decide.shares import divide
+from tierd.model import PAGE_BYTES, Pid, Plan, Rank, Target, Tenant, TierRoom
+
+PAGES = 2048
+FAST, SLOW = Rank(0), Rank(1)
+MINUTE = round(60 / AGGREGATION_S)
+
+amounts = st.floats(0, 1e6)
+
+
+@st.composite
+def tenants(draw: st.DrawFn) -> dict[str, np.typing.NDArray[np.float64]]:
+    count = draw(st.integers(1, 6))
+
+    def each(of: st.SearchStrategy[float]) -> np.typing.NDArray[np.float64]:
+        return np.array(draw(st.lists(of, min_size=count, max_size=count)))
+
+    guaranteed, wanted = each(amounts), each(amounts)
+    return {
+        "guaranteed": guaranteed,
+        "maximum": guaranteed + each(amounts | st.just(np.inf)),
+        "weight": each(st.floats(1, 1000)),
+        "used": wanted + each(amounts),
+        "wanted": wanted,
+    }
+
+
+@given(of=tenants(), capacity=st.floats(1, 1e6))
+def test_a_tier_is_divided_whole_and_no_more(
+    of: dict[str, np.typing.NDArray[np.float64]], capacity: float
+) -> None:
+    share = divide(capacity, **of)
+    assert (share >= 0).all()
+    assert share.sum() <= capacity * (1 + 1e-9)
+    promised = np.minimum(of["guaranteed"], of["used"])
+    if promised.sum() <= capacity:
+        assert (share >= promised * (1 - 1e-9)).all()
+    assert (share <= of["maximum"] * (1 + 1e-9)).all()
+    asked = np.maximum(promised, np.minimum(of["wanted"], of["maximum"]))
+    assert share.sum() == pytest.approx(min(capacity, asked.sum())), "nothing is left unused"
+
+
+@given(of=tenants(), capacity=st.floats(1, 1e6), seed=st.integers(0, 99))
+def test_the_order_of_tenants_does_not_matter(
+    of: dict[str, np.typing.NDArray[np.float64]], capacity: float, seed: int
+) -> None:
+    order = np.random.default_rng(seed).permutation(len(of["weight"]))
+    moved = {name: values[order] for name, values in of.items()}
+    assert divide(capacity, **moved) == pytest.approx(divide(capacity, **of)[order], abs=1e-3)
+
+
+class Neighbours:
+    """Simulated processes, each of a tenant of its own, in a fast tier that they share."""
+
+    def __init__(
+        self, rates: Sequence[np.typing.NDArray[np.float64]], of: Sequence[Tenant], fast_pages: int
+    ) -> None:
+        self.capacities = [fast_pages, len(rates) * PAGES]
+        self.worlds = [
+            World(rate, np.ones(PAGES, int), self.capacities, seed)
+            for seed, rate in enumerate(rates)
+        ]
+        self.tenants = of
+
+    def rooms(self) -> list[TierRoom]:
+        used = np.sum([np.bincount(world.tier, minlength=2) for world in self.worlds], axis=0)
+        rooms = self.worlds[0].rooms()
+        return [
+            replace(room, free_bytes=int(self.capacities[rank] - used[rank]) * PAGE_BYTES)
+            for rank, room in enumerate(rooms)
+        ]
+
+    def round(self, budget_pages: int = 1 << 20) -> Plan:
+        targets = []
+        for index, world in enumerate(self.worlds):
+            world.now_s += AGGREGATION_S
+            seen = world.sample()
+            world.pieces = fold(world.pieces, seen, mapped(PAGES), world.policy)
+            world.probe()
+            most = ceiling(seen)
+            targets.append(Target(pid=Pid(index), pieces=world.pieces, ceiling=most, tenant=index))
+        world = self.worlds[0]
+        made = plan(
+            targets,
+            self.rooms(),
+            world.policy,
+            now_s=world.now_s,
+            budget_bytes=budget_pages * PAGE_BYTES,
+            tenants=self.tenants,
+        )
+        for index, world in enumerate(self.worlds):
+            mine = made.moves[made.moves["target"] == index]
+            mine["target"] = 0
+            own = replace(made, pids=(Pid(index),), moves=mine)
+            world.pieces = settle(world.pieces, world.move(own), 0, world.policy, now_s=world.now_s)
+        assert self.fast_pages().sum() <= self.capacities[0]
+        return made
+
+    def rounds(self, count: int) -> None:
+        for _ in range(count):
+            self.round()
+
+    def fast_pages(self) -> np.typing.NDArray[np.int64]:
+        """What each has in the fast tier."""
+        return np.array([np.sum(world.tier == FAST) for world in self.worlds])
+
+
+def tenant(
+    name: str, *, guaranteed: int = 0, maximum: int | None = None, weight: float = 100
+) -> Tenant:
+    return Tenant(
+        name=name,
+        weight=weight,
+        guaranteed_bytes={FAST: guaranteed * PAGE_BYTES},
+        maximum_bytes={} if maximum is None else {FAST: maximum * PAGE_BYTES},
+    )
+
+
+def thrash(neighbours: Neighbours, index: int, minutes: int) -> list[float]:
+    """Has one neighbour's hot window move each 5 s; returns what the first's hot pages have."""
+    held = []
+    first = neighbours.worlds[0]
+    hot = first.rate > 1
+    for round_ in range(minutes * MINUTE):
+        start = 640 * (round_ // 12 % 3)
+        neighbours.worlds[index].rate = window(PAGES, start, 640, hot=1000, rest=0.1)
+        neighbours.round()
+        held.append(first.fast_share(hot))
+    return held
+
+
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 99))
+def test_a_guarantee_holds_while_the_neighbour_thrashes(seed: int) -> None:
+    rates = [window(PAGES, seed, 300, hot=20, rest=0.0), np.zeros(PAGES)]
+    quiet = Neighbours(rates, [tenant("db", guaranteed=320), tenant("batch")], 640)
+    quiet.rounds(MINUTE)
+    assert min(thrash(quiet, 1, 3)) >= 0.98
+
+
+def test_without_a_guarantee_the_weightier_one_has_it() -> None:
+    rates = [window(PAGES, 0, 300, hot=20, rest=0.0), np.zeros(PAGES)]
+    neighbours = Neighbours(rates, [tenant("db"), tenant("batch", weight=1000)], 640)
+    neighbours.rounds(MINUTE)
+    assert min(thrash(neighbours, 1, 3)) < 0.5
+
+
+def test_what_one_does_not_use_is_the_others() -> None:
+    rates = [np.zeros(PAGES), window(PAGES, 0, 900, hot=500, rest=0.0)]
+    neighbours = Neighbours(rates, [tenant("db", guaranteed=600), tenant("batch")], 1000)
+    neighbours.rounds(MINUTE)
+    assert neighbours.fast_pages()[1] >= 880
+    neighbours.worlds[0].rate = window(PAGES, 0, 590, hot=20, rest=0.0)
+    neighbours.rounds(MINUTE)
+    assert neighbours.fast_pages()[0] >= 0.98 * 590, "and comes back when it is wanted"
+
+
+def test_a_maximum_is_kept_though_there_is_room() -> None:
+    rates = [np.zeros(PAGES), window(PAGES, 0, 900, hot=500, rest=0.0)]
+    neighbours = Neighbours(rates, [tenant("db"), tenant("batch", maximum=200)], 1000)
+    neighbours.worlds[1].tier[:500] = FAST
+    neighbours.rounds(MINUTE)
+    assert 190 <= neighbours.fast_pages()[1] <= 200
+
+
+def test_weights_divide_what_all_want() -> None:
+    rates = [window(PAGES, 0, 900, hot=hot, rest=0.0) for hot in (50, 500)]
+    of = [tenant("db", weight=300), tenant("batch", weight=100)]
+    neighbours = Neighbours(rates, of, 800)
+    neighbours.rounds(2 * MINUTE)
+    assert neighbours.fast_pages() == pytest.approx([600, 200], abs=24)
+    before = sum(world.moved_pages for world in neighbours.worlds)
+    neighbours.rounds(MINUTE)
+    moved = sum(world.moved_pages for world in neighbours.worlds) - before
+    assert moved <= 0.05 * 800, "and then they rest"

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares: how many bytes of a tier each tenant may have now.
+
+What is guaranteed comes first, as far as the tenant uses it. What is left is divided by weight
+among those that want more, each up to its maximum; what one doesn't want is the others'. So a share
+is a limit only while somebody else wants the memory.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def divide(
+    capacity: float,
+    *,
+    guaranteed: Floats,
+    maximum: Floats,
+    weight: Floats,
+    used: Floats,
+    wanted: Floats,
+) -> Floats:
+    """Returns each tenant's share of a tier in bytes; together they have `capacity` at most.
+
+    Args:
+        capacity: what all of them together may have.
+        guaranteed: where these are more than the capacity, all are cut by the same factor.
+        maximum: at least what is guaranteed; inf for no limit.
+        weight: above 0.
+        used: what of the tenant's memory is used at all, however seldom: a guarantee protects that.
+        wanted: what of it is hot enough for the tier.
+    """
+    share = np.minimum(guaranteed, np.maximum(used, wanted))
+    total = share.sum()
+    if total > capacity:
+        return np.asarray(share * (capacity / total), np.float64)
+    missing = np.maximum(np.minimum(wanted, maximum) - share, 0.0)
+    return share + by_weight(capacity - total, missing, weight)
+
+
+def by_weight(rest: float, missing: Floats, weight: Floats) -> Floats:
+    """Divides a rest by weight, nobody getting more than is missing: water filling.
+
+    Filled up one after the other, by what each misses for its weight: once the next one's part of
+    what is left would not fill it, all others get just their parts.
+    """
+    given = np.zeros(len(missing))
+    order = np.argsort(missing / weight)
+    for at, tenant in enumerate(order):
+        part = rest * weight[tenant] / weight[order[at:]].sum()
+        given[tenant] = min(missing[tenant], part)
+        rest -= given[tenant]
+    return given
