@@ -80,6 +80,7 @@ class Recorder:
     def _frames(self, round: Round) -> Iterator[Frame]:
         if self._begun != (round.config, round.tiers):
             self._begun = round.config, round.tiers
+            self._known.clear()
             yield _begin(round)
         yield from self._targets_frames(round.watched)
         for accesses in round.seen:

@@ -110,13 +110,14 @@ class Outcomes:
 
     `at_s` are instants since the beginning; of each, `hits` is the share of accesses that each
     tier had, and `optimum` what the fastest would have had with the hottest bytes in it, put
-    there at once and for nothing. `rate` is what they weigh: accesses a second.
+    there at once and for nothing. `accesses` is what they weigh: how many there were until the
+    next instant.
     """
 
     at_s: Floats
     hits: Floats
     optimum: Floats
-    rate: Floats
+    accesses: Floats
     up_bytes: int
     down_bytes: int
     latency_ns: Floats
@@ -124,17 +125,17 @@ class Outcomes:
     @property
     def hit_ratio(self) -> float:
         """The share of all accesses that the fastest tier had."""
-        return float(_mean(self.hits[:, 0], self.rate))
+        return float(_mean(self.hits[:, 0], self.accesses))
 
     @property
     def best_ratio(self) -> float:
         """The same of the optimum: no policy has more."""
-        return float(_mean(self.optimum, self.rate))
+        return float(_mean(self.optimum, self.accesses))
 
     @property
     def slowdown(self) -> float:
         """How many times longer an access took than in the fastest tier, on average."""
-        taken_ns = _mean(self.hits @ self.latency_ns, self.rate)
+        taken_ns = _mean(self.hits @ self.latency_ns, self.accesses)
         return float(taken_ns / self.latency_ns[0])
 
 
@@ -345,6 +346,8 @@ class _Played:
         self.now_s = self.begun_s = first.at_s
         self.daemon: Daemon
         self.topology = _topology(self.begin, self._rooms(first))
+        self.tiers = self.topology.tiers
+        """At their most; tiers may come and go."""
         self.processes: dict[Pid, Process] = {}
         self.mappings: dict[Pid, NDArray[np.void]] = {}
         self.places: dict[Pid, NDArray[np.void]] = {}
@@ -362,6 +365,8 @@ class _Played:
             topology = _topology(self.begin, self._rooms(moment))
             self.daemon.retier(topology, self.daemon.mover)
             self.topology = topology
+            self.tiers = max(self.tiers, topology.tiers, key=len)
+            self.places.clear()
         for pid in moment.gone:
             self.exited.append(pid)
             for known in (self.processes, self.mappings, self.places):
@@ -506,16 +511,12 @@ class _Played:
 
     def note(self, round: Round) -> None:
         """Notes how the accesses are shared between the tiers now."""
-        tiers = len(self.topology.tiers)
         pieces = [w.pieces for w in round.watched.values() if len(w.pieces)]
         if not pieces:
             return
         rate = np.concatenate([part["short"] for part in pieces]).astype(np.float64)
         resident = np.concatenate(
-            [
-                (part["end"] - part["start"])[:, None] * part["resident"][:, :tiers]
-                for part in pieces
-            ]
+            [(part["end"] - part["start"])[:, None] * part["resident"] for part in pieces]
         )
         by_tier = (rate[:, None] * resident).sum(axis=0)
         total = float(by_tier.sum())
@@ -526,15 +527,15 @@ class _Played:
 
     def outcomes(self) -> Outcomes:
         """Returns what was noted."""
-        tiers = self.topology.tiers
+        tiers = self.tiers
         at_s = np.array([at_s for at_s, *_ in self.told])
         passed_s = np.diff(at_s, append=self.now_s - self.begun_s) if len(at_s) else at_s
         total = np.array([total for *_, total in self.told])
         return Outcomes(
             at_s=at_s,
-            hits=np.array([hits for _, hits, _, _ in self.told]).reshape(-1, len(tiers)),
+            hits=np.array([hits[: len(tiers)] for _, hits, _, _ in self.told]),
             optimum=np.array([best for _, _, best, _ in self.told]),
-            rate=total * passed_s,
+            accesses=total * passed_s,
             up_bytes=self.moved_bytes[0],
             down_bytes=self.moved_bytes[1],
             latency_ns=latencies_ns(tiers, self.config.policy.placement.latency_gap_ns),

@@ -2,6 +2,7 @@
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,25 @@ def test_processes_come_and_go(path: Path) -> None:
     recording = load(path)
     found = replay(recording, configured(recording))
     assert found.up_bytes == pytest.approx(3 * 32 * MIB, rel=0.1)
+
+
+def test_tiers_come_and_go(path: Path) -> None:
+    machine = Machine()
+    machine.start(HOT, Memory(SPAN))
+    whole = machine.topology
+    fast, slow = whole.tiers
+    slow_alone = replace(whole, tiers=(replace(slow, rank=fast.rank),))
+    with recording_to(path, most_bytes=1 << 20) as recorder:
+        daemon = machine.daemon(FakeSampler(half_hot(100), machine))
+        daemon.record = recorder
+        for topology in (slow_alone, whole, slow_alone):
+            machine.topology = topology
+            daemon.retier(topology, daemon.mover)
+            machine.rounds(daemon, 8)
+    recording = load(path)
+    found = replay(recording, configured(recording))
+    assert found.hits.shape == (len(found.at_s), 2)
+    assert found.up_bytes == 32 * MIB
 
 
 def test_a_recording_ends_where_it_would_be_too_large(
