@@ -76,6 +76,7 @@ class Neighbours:
             for seed, rate in enumerate(rates)
         ]
         self.tenants = of
+        self.promotable = 1.0
 
     def rooms(self) -> list[TierRoom]:
         used = np.sum([np.bincount(world.tier, minlength=2) for world in self.worlds], axis=0)
@@ -101,6 +102,7 @@ class Neighbours:
             world.policy,
             now_s=world.now_s,
             budget_bytes=budget_pages * PAGE_BYTES,
+            promotable=self.promotable,
             tenants=self.tenants,
         )
         for index, world in enumerate(self.worlds):
@@ -176,6 +178,18 @@ def test_a_maximum_is_kept_though_there_is_room() -> None:
     neighbours.worlds[1].tier[:500] = FAST
     neighbours.rounds(MINUTE)
     assert 190 <= neighbours.fast_pages()[1] <= 200
+
+
+def test_nobody_makes_way_while_nothing_may_rise() -> None:
+    rates = [window(PAGES, 0, 300, hot=20, rest=0.0), window(PAGES, 0, 700, hot=500, rest=0.0)]
+    neighbours = Neighbours(rates, [tenant("db", guaranteed=320), tenant("batch")], 640)
+    neighbours.worlds[1].tier[:600] = FAST
+    neighbours.promotable = 0.0
+    neighbours.rounds(MINUTE)
+    assert neighbours.fast_pages().tolist() == [0, 600]
+    neighbours.promotable = 1.0
+    neighbours.rounds(MINUTE)
+    assert neighbours.fast_pages()[0] >= 0.98 * 300
 
 
 def test_weights_divide_what_all_want() -> None:

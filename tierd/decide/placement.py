@@ -248,7 +248,8 @@ class _Steps:
         self.shares.append(share)
         gain = self._by_tenant(self.tenant[rising.piece], rising.size)
         gain = np.minimum(gain, np.maximum(share - has, 0.0))
-        sinking = self._reclaim(rank, sinking, has, share, gain.sum())
+        wanted = min(gain.sum(), self.rising_bytes)
+        sinking = self._reclaim(rank, sinking, has, share, wanted)
         room = max(self.free[rank], 0.0)
         allowed = gain * min(1.0, room / gain.sum()) if gain.any() else gain
         weight = np.array([tenant.weight for tenant in self.tenants])
