@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from tierd.config import Config
 from tierd.config.check import Document, check
-from tierd.daemon import Daemon, Round
-from tierd.decide.heat import overlay
+from tierd.daemon import Daemon, Round, Watched
+from tierd.decide.heat import overlay, rates
 from tierd.kernel.pressure import Pressure
 from tierd.kernel.process import Process
 from tierd.model import (
@@ -110,8 +110,8 @@ class Outcomes:
 
     `at_s` are instants since the beginning; of each, `hits` is the share of accesses that each
     tier had, and `optimum` what the fastest would have had with the hottest bytes in it, put
-    there at once and for nothing. `accesses` is what they weigh: how many there were until the
-    next instant.
+    there at once and for nothing. `accesses` is what they weigh: how many there were since the
+    instant before.
     """
 
     at_s: Floats
@@ -344,6 +344,7 @@ class _Played:
         self.begin = recording.begin
         self.moment = first = recording.moments[0]
         self.now_s = self.begun_s = first.at_s
+        self.passed_s = 0.0
         self.daemon: Daemon
         self.topology = _topology(self.begin, self._rooms(first))
         self.tiers = self.topology.tiers
@@ -358,7 +359,7 @@ class _Played:
 
     def enter(self, moment: Moment) -> float:
         """Goes on to a moment; returns how many seconds that is after the one before."""
-        passed_s = moment.at_s - self.now_s
+        self.passed_s = moment.at_s - self.now_s
         self.moment, self.now_s = moment, moment.at_s
         if moment.begin is not None and moment.begin is not self.begin:
             self.begin = moment.begin
@@ -377,7 +378,7 @@ class _Played:
         self.mappings |= moment.mapped
         for pid, places in moment.places.items():
             self.places[pid] = _first_known(self.places.get(pid), places)
-        return passed_s
+        return self.passed_s
 
     # As a machine
 
@@ -510,36 +511,48 @@ class _Played:
     # What comes out
 
     def note(self, round: Round) -> None:
-        """Notes how the accesses are shared between the tiers now."""
-        pieces = [w.pieces for w in round.watched.values() if len(w.pieces)]
-        if not pieces:
+        """Notes how the accesses since the last round were shared between the tiers."""
+        parts = [_accessed(w) for w in round.watched.values() if w.accesses and len(w.pieces)]
+        if not parts:
             return
-        rate = np.concatenate([part["short"] for part in pieces]).astype(np.float64)
-        resident = np.concatenate(
-            [(part["end"] - part["start"])[:, None] * part["resident"] for part in pieces]
-        )
+        rate = np.concatenate([rate for rate, _ in parts])
+        resident = np.concatenate([resident for _, resident in parts])
         by_tier = (rate[:, None] * resident).sum(axis=0)
         total = float(by_tier.sum())
         if not total:
             return
         best = _hottest(rate, resident.sum(axis=1), float(self._available()[0]))
-        self.told.append((self.now_s - self.begun_s, by_tier / total, best / total, total))
+        at_s, accesses = self.now_s - self.begun_s, total * self.passed_s
+        self.told.append((at_s, by_tier / total, best / total, accesses))
 
     def outcomes(self) -> Outcomes:
         """Returns what was noted."""
         tiers = self.tiers
         at_s = np.array([at_s for at_s, *_ in self.told])
-        passed_s = np.diff(at_s, append=self.now_s - self.begun_s) if len(at_s) else at_s
-        total = np.array([total for *_, total in self.told])
         return Outcomes(
             at_s=at_s,
             hits=np.array([hits[: len(tiers)] for _, hits, _, _ in self.told]),
             optimum=np.array([best for _, _, best, _ in self.told]),
-            accesses=total * passed_s,
+            accesses=np.array([accesses for *_, accesses in self.told]),
             up_bytes=self.moved_bytes[0],
             down_bytes=self.moved_bytes[1],
             latency_ns=latencies_ns(tiers, self.config.policy.placement.latency_gap_ns),
         )
+
+
+def _accessed(watched: Watched) -> tuple[Floats, Floats]:
+    """Returns the accesses per byte and second of parts of a target's memory, as seen last.
+
+    Returns:
+        the accesses, and the bytes of each part on each tier.
+    """
+    seen, pieces = watched.accesses, watched.pieces
+    assert seen is not None
+    start, end, (region, piece) = overlay(seen.regions, pieces)
+    both = (region >= 0) & (piece >= 0)
+    size = (end - start)[both].astype(np.float64)
+    rate = rates(seen)[region[both]].astype(np.float64)
+    return rate, size[:, None] * pieces["resident"][piece[both]]
 
 
 def latencies_ns(tiers: Sequence[Tier], gap_ns: float) -> Floats:

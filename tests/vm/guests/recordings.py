@@ -49,7 +49,7 @@ def record(guest: Guest, path: Path, seconds: float) -> list[Measured]:
 
 def mean_hit_ratio(measured: Sequence[Measured], begun_s: float, ended_s: float) -> float:
     """The share of all accesses between two instants that went to fast memory."""
-    during = [second for second in measured if begun_s <= second.at_s <= ended_s]
+    during = [second for second in measured if begun_s + 1 <= second.at_s <= ended_s]
     accesses = sum(second.ops_per_s for second in during)
     return sum(second.hit_ratio * second.ops_per_s for second in during) / accesses
 
