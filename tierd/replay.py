@@ -8,6 +8,7 @@ alike, no move is refused, and each takes what moves took in the recording.
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,6 +53,9 @@ FASTEST_NS = 100.0
 
 DAMO_ROUND_S = 1.0
 """How often the daemon goes round over damo's records, which know of no rounds."""
+
+ABOUT = ("tierd", "kernel", "time")
+"""What a recording tells of where it was made."""
 
 COVERED = 0.5
 """A piece is placed as the part of it that the recording knows, if that is more than this."""
@@ -210,29 +214,49 @@ def _monitored(regions: NDArray[np.void]) -> NDArray[np.void]:
 
 
 def _moments(path: Path, frames: Iterable[Frame]) -> Iterator[Moment]:
-    moment, begun = Moment(), False
+    moment, tiers, last_s = Moment(), 0, -math.inf
     for frame in frames:
         try:
-            begun = _take(moment, frame) or begun
+            _take(moment, frame)
+            if moment.begin is not None:
+                tiers = len(moment.begin["tiers"])
+            if frame.kind is Kind.ROUND:
+                _check_round(moment, tiers, last_s)
         except (KeyError, TypeError, ValueError) as error:
             raise BadRecording(f"{path}: a frame of {frame.kind.name} lacks {error}") from None
         if frame.kind is Kind.ROUND:
-            if not begun:
-                raise BadRecording(f"{path}: begins with something else than its beginning")
             yield moment
-            moment = Moment()
+            moment, last_s = Moment(), moment.at_s
 
 
-def _take(moment: Moment, frame: Frame) -> bool:
-    """Takes a frame into the moment; returns whether it is a beginning."""
+def _check_round(moment: Moment, tiers: int, last_s: float) -> None:
+    if not tiers:
+        raise ValueError("a beginning before it")
+    if len(moment.rooms) != tiers:
+        raise ValueError("a row for each tier")
+    if not last_s < moment.at_s < math.inf:
+        raise ValueError("an instant after the one before")
+    if not 0 <= moment.page_cost_ns < math.inf:
+        raise ValueError("a cost that makes sense")
+
+
+def _take(moment: Moment, frame: Frame) -> None:
+    """Takes a frame into the moment.
+
+    Raises:
+        KeyError, TypeError, ValueError: what it lacks.
+    """
     text, rows = frame.text, np.zeros(0, np.void) if frame.rows is None else frame.rows
     match frame.kind:
         case Kind.BEGIN:
-            moment.begin = text
+            moment.begin = {**text, **{key: str(text[key]) for key in ABOUT}}
             _tiers(text, np.zeros(len(text["tiers"]), Kind.ROUND.dtype))
-            return True
+            if not isinstance(text["config"], dict):
+                raise ValueError("a configuration")
         case Kind.TARGET:
-            moment.new[Pid(int(text["pid"]))] = text
+            pid = Pid(int(text["pid"]))
+            moment.new[pid] = text
+            _process(pid, text, 0)
         case Kind.GONE:
             moment.gone.append(Pid(int(text["pid"])))
         case Kind.MAPPED:
@@ -240,11 +264,12 @@ def _take(moment: Moment, frame: Frame) -> bool:
         case Kind.ACCESSES:
             moment.seen.append(_accesses(text, rows))
         case Kind.PLACES:
+            if not ((rows["resident"] >= 0) & (rows["resident"] <= 1)).all():
+                raise ValueError("shares from 0 to 1")
             moment.places[Pid(int(text["pid"]))] = _checked(rows)
         case Kind.ROUND:
             moment.at_s, moment.rooms = float(text["at_s"]), rows
             moment.page_cost_ns = float(text["page_cost_ns"])
-    return False
 
 
 def _accesses(text: Mapping[str, Any], rows: NDArray[np.void]) -> Accesses:
@@ -625,7 +650,7 @@ def _tiers(begin: Mapping[str, Any], rooms: NDArray[np.void]) -> list[Tier]:
             kind=TierKind(tier["kind"]),
             nodes=(NodeId(rank),),
             capacity_bytes=int(room["capacity_bytes"]),
-            latency_ns=tier["latency_ns"],
+            latency_ns=None if tier["latency_ns"] is None else int(tier["latency_ns"]),
         )
         for rank, (tier, room) in enumerate(zip(told, rooms, strict=True))
     ]

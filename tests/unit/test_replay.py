@@ -225,6 +225,33 @@ def test_a_recording_is_its_owners_alone_and_takes_no_ones_place(path: Path) -> 
         pass
 
 
+BEGIN = {
+    **dict.fromkeys(("tierd", "kernel", "time"), "x"),
+    "tiers": [{"name": "dram", "kind": "dram", "latency_ns": None}],
+    "config": {},
+}
+
+
+def a_round(at_s: float, rooms: int = 1) -> Frame:
+    text = {"at_s": at_s, "page_cost_ns": 1.0}
+    return Frame(kind=Kind.ROUND, text=text, rows=np.zeros(rooms, Kind.ROUND.dtype))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "message"),
+    [
+        ([a_round(1.0, rooms=2)], "ROUND lacks a row for each tier"),
+        ([a_round(2.0), a_round(1.0)], "ROUND lacks an instant after the one before"),
+        ([a_round(float("nan"))], "ROUND lacks an instant"),
+    ],
+)
+def test_rounds_that_make_no_sense_are_named(path: Path, rounds: list[Frame], message: str) -> None:
+    frames = [Frame(kind=Kind.BEGIN, text=BEGIN), *rounds]
+    path.write_bytes(preamble() + b"".join(map(encode, frames)))
+    with pytest.raises(BadRecording, match=message):
+        load(path)
+
+
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
@@ -241,7 +268,21 @@ def test_a_recording_is_its_owners_alone_and_takes_no_ones_place(path: Path) -> 
         ),
         (
             Frame(kind=Kind.ROUND, text={"at_s": 1.0, "page_cost_ns": 1.0}),
-            "something else than its beginning",
+            "ROUND lacks a beginning before it",
+        ),
+        (Frame(kind=Kind.TARGET, text={"pid": 5}), "TARGET lacks 'command'"),
+        (Frame(kind=Kind.BEGIN, text={**BEGIN, "config": []}), "BEGIN lacks a configuration"),
+        (
+            Frame(kind=Kind.BEGIN, text={**BEGIN, "kernel": 5, "tiers": []}),
+            "as many rooms as tiers",
+        ),
+        (
+            Frame(
+                kind=Kind.PLACES,
+                text={"pid": 1},
+                rows=np.full(1, 255, np.uint8).repeat(48).view(Kind.PLACES.dtype),
+            ),
+            "shares from 0 to 1",
         ),
     ],
 )
