@@ -225,6 +225,7 @@ def test_a_recording_is_its_owners_alone_and_takes_no_ones_place(path: Path) -> 
         pass
 
 
+PLACES = Kind.PLACES.dtype
 BEGIN = {
     **dict.fromkeys(("tierd", "kernel", "time"), "x"),
     "tiers": [{"name": "dram", "kind": "dram", "latency_ns": None}],
@@ -277,11 +278,7 @@ def test_rounds_that_make_no_sense_are_named(path: Path, rounds: list[Frame], me
             "as many rooms as tiers",
         ),
         (
-            Frame(
-                kind=Kind.PLACES,
-                text={"pid": 1},
-                rows=np.full(1, 255, np.uint8).repeat(48).view(Kind.PLACES.dtype),
-            ),
+            Frame(kind=Kind.PLACES, text={"pid": 1}, rows=np.array([(1, 2, -1.0)], PLACES)),
             "shares from 0 to 1",
         ),
     ],
