@@ -234,8 +234,8 @@ def _check_round(moment: Moment, tiers: int, last_s: float) -> None:
         raise ValueError("a beginning before it")
     if len(moment.rooms) != tiers:
         raise ValueError("a row for each tier")
-    if not last_s < moment.at_s < math.inf:
-        raise ValueError("an instant after the one before")
+    if not last_s <= moment.at_s < math.inf:
+        raise ValueError("an instant that is not before the last")
     if not 0 <= moment.page_cost_ns < math.inf:
         raise ValueError("a cost that makes sense")
 

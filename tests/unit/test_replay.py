@@ -242,7 +242,7 @@ def a_round(at_s: float, rooms: int = 1) -> Frame:
     ("rounds", "message"),
     [
         ([a_round(1.0, rooms=2)], "ROUND lacks a row for each tier"),
-        ([a_round(2.0), a_round(1.0)], "ROUND lacks an instant after the one before"),
+        ([a_round(2.0), a_round(1.0)], "ROUND lacks an instant that is not before the last"),
         ([a_round(float("nan"))], "ROUND lacks an instant"),
     ],
 )

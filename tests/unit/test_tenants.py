@@ -10,6 +10,7 @@ import pytest
 from tests.unit.machine import HOT, OTHER, SPAN, FakeSampler, Machine, Memory, half_hot, topology
 from tests.unit.replay import MIB
 from tierd.cli.status import as_text
+from tierd.cli.top import Moment, frame
 from tierd.config import Config, Place, TenantConfig
 from tierd.config.show import as_dict
 from tierd.discover.tenants import OTHERS, Tenants, check_tenants
@@ -87,7 +88,11 @@ def test_the_daemon_keeps_shares() -> None:
     assert others["resident"]["dram"] == pytest.approx(16 * MIB, abs=2 * MIB)
     assert db["share"]["dram"] + others["share"]["dram"] <= 48 * MIB
     text = as_text({"pid": 1, **machine.told[-1], "config": as_dict(config)})
-    assert "/db" in text
+    moment = Moment(at_s=0.0, status={"pid": 1, **machine.told[-1]}, pressure=None)
+    for told in (text.splitlines(), frame(moment, moment)):
+        (row,) = (line.split() for line in told if line.startswith("/db") and "dram" in line)
+        assert row[1:3] == ["100", "dram"]
+        assert row[-3:] == ["30", "MiB", "-"]
     daemon.reconfigure(Config(), daemon.mover)
     machine.rounds(daemon, 1)
     assert machine.told[-1]["tenants"] == []

@@ -17,7 +17,7 @@ def as_text(status: Mapping[str, Any]) -> str:
     """Gives tables of the tiers, the targets, what was moved, and what was not and why."""
     tables = [_headline(status), _tiers(status), _targets(status)]
     if status["tenants"]:
-        tables.append(_tenants(status))
+        tables.append(tenants(status))
     tables.append(_flows(status))
     if reasons := list(_reasons(status)):
         tables.append(table(_REASONS, reasons))
@@ -67,8 +67,8 @@ def _targets(status: Mapping[str, Any]) -> str:
     return table(heads, rows) if rows else "no targets: none of the configured processes is there"
 
 
-def _tenants(status: Mapping[str, Any]) -> str:
-    """A row for each tenant and tier: what it has, may have now, and was promised."""
+def tenants(status: Mapping[str, Any]) -> str:
+    """Gives a row for each tenant and tier: what it has, may have now, and was promised."""
     rows = [
         (
             tenant["name"],

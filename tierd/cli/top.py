@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tierd.cli import targets
+from tierd.cli.status import tenants
 from tierd.cli.text import amount, share
 from tierd.kernel.pressure import Pressure
 from tierd.model import PAGE_BYTES
@@ -29,6 +30,7 @@ def as_document(before: Moment, now: Moment) -> dict[str, Any]:
     return {
         "tiers": now.status["tiers"],
         "targets": now.status["targets"],
+        "tenants": now.status["tenants"],
         "moved_per_s": [
             {"from": source, "to": destination, "pages": round(rate, 1)}
             for (source, destination), rate in flows(before, now).items()
@@ -64,6 +66,8 @@ def _frame(before: Moment, now: Moment) -> Iterator[str]:
     yield ""
     yield from targets.as_text(status["targets"], tiers).splitlines()
     yield ""
+    if status["tenants"]:
+        yield from [*tenants(status).splitlines(), ""]
     for why, size in status["kept"].items():
         yield f"hot, but {why}: {amount(size)}"
     yield from (f"note: {note}" for note in status["notes"])
@@ -136,7 +140,7 @@ def _show(screen: "curses.window", lines: Sequence[str]) -> None:
     height, width = screen.getmaxyx()
     screen.erase()
     for row, line in enumerate(lines[: height - 1]):
-        bold = row == 0 or line.startswith("PID")
+        bold = row == 0 or line.startswith(("PID", "TENANT"))
         screen.addnstr(row, 0, line, width - 1, _BOLD if bold else _PLAIN)
     screen.addnstr(height - 1, 0, "q to quit", width - 1, curses.A_DIM)
     screen.refresh()
