@@ -8,12 +8,9 @@ alike, no move is refused, and each takes what moves took in the recording.
 """
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,14 +32,11 @@ from tierd.model import (
     Outcome,
     Pid,
     Plan,
-    Rank,
     Report,
     Tier,
-    TierKind,
     Topology,
 )
-from tierd.observe import damo
-from tierd.observe.recording import BadRecording, Frame, Kind, read
+from tierd.observe.moments import Moment, Recording, tiers_of
 from tierd.recorder import used_bytes
 from tierd.sample.tuning import Tuning
 
@@ -51,61 +45,8 @@ Floats = NDArray[np.float64]
 FASTEST_NS = 100.0
 """What an access of the fastest tier is taken to cost where the recording doesn't know."""
 
-DAMO_ROUND_S = 1.0
-"""How often the daemon goes round over damo's records, which know of no rounds."""
-
-ABOUT = ("tierd", "kernel", "time")
-"""What a recording tells of where it was made."""
-
 COVERED = 0.5
 """A piece is placed as the part of it that the recording knows, if that is more than this."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Moment:
-    """What one recorded round has seen."""
-
-    at_s: float = 0.0
-    begin: Mapping[str, Any] | None = None
-    gone: list[Pid] = field(default_factory=list)
-    new: dict[Pid, Mapping[str, Any]] = field(default_factory=dict)
-    mapped: dict[Pid, NDArray[np.void]] = field(default_factory=dict)
-    seen: list[Accesses] = field(default_factory=list)
-    places: dict[Pid, NDArray[np.void]] = field(default_factory=dict)
-    rooms: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, Kind.ROUND.dtype))
-    page_cost_ns: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
-    """A recording in memory; `knows_places` unless it comes from elsewhere than tierd."""
-
-    moments: Sequence[Moment]
-    knows_places: bool = True
-
-    @property
-    def begun_s(self) -> float:
-        return self.moments[0].at_s
-
-    @property
-    def ended_s(self) -> float:
-        return self.moments[-1].at_s
-
-    @property
-    def seconds(self) -> float:
-        return self.ended_s - self.begun_s
-
-    @property
-    def most_bytes(self) -> int:
-        """The most that the targets have had of all tiers together."""
-        return max(int(moment.rooms["used_bytes"].sum()) for moment in self.moments)
-
-    @property
-    def begin(self) -> Mapping[str, Any]:
-        """What the recording says of itself, at its beginning."""
-        begin = self.moments[0].begin
-        assert begin is not None
-        return begin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,159 +86,6 @@ class Outcomes:
 
 def _mean(values: Floats, weights: Floats) -> float:
     return float((values * weights).sum() / weights.sum()) if weights.sum() else 1.0
-
-
-def load(path: Path, *, until_damage: bool = False) -> Recording:
-    """Reads a recording, tierd's or damo's.
-
-    Args:
-        path: the file.
-        until_damage: take the rounds before a damaged place for all.
-
-    Raises:
-        BadRecording: it is none, is damaged, or holds no round.
-        OSError: it cannot be read.
-    """
-    if damo.is_damos(path):
-        return _of_damo(path)
-    moments: list[Moment] = []
-    try:
-        for moment in _moments(path, read(path)):
-            moments.append(moment)
-    except BadRecording:
-        if not (until_damage and moments):
-            raise
-    if not moments:
-        raise BadRecording(f"{path}: holds no round", hint="record for longer")
-    return Recording(moments=moments)
-
-
-def _of_damo(path: Path) -> Recording:
-    """Reads damo's records: two tiers are supposed, and all that was monitored for memory."""
-    found = [accesses for accesses in damo.read(path) if len(accesses.regions)]
-    if not found:
-        raise BadRecording(f"{path}: holds no snapshot", hint="record for longer")
-    for accesses in found:
-        try:
-            _check_intervals(accesses.sample_s, accesses.aggregation_s)
-            _checked(accesses.regions)
-        except ValueError as error:
-            raise BadRecording(
-                f"{path}: a snapshot lacks {error}",
-                hint="damo record without --snapshot: on some kernels that repeats regions",
-            ) from None
-    first_s = found[0].at_s
-    begun = datetime.fromtimestamp(first_s, UTC).isoformat(timespec="seconds")
-    tiers = [{"name": n, "kind": n, "latency_ns": None} for n in (TierKind.DRAM, TierKind.CXL)]
-    about = {"tierd": "none", "kernel": "unknown", "time": begun, "tiers": tiers, "config": {}}
-    moments, new = [Moment(at_s=first_s - DAMO_ROUND_S, begin=about)], set()
-    for accesses in found:
-        if accesses.at_s > moments[-1].at_s:
-            moments.append(Moment(at_s=max(accesses.at_s, moments[-1].at_s + DAMO_ROUND_S)))
-        moment, pid = moments[-1], accesses.pid
-        moment.seen.append(accesses)
-        moment.mapped[pid] = _monitored(accesses.regions)
-        if pid not in new:
-            new.add(pid)
-            moment.new[pid] = {"command": f"target {pid}", "cgroup": None}
-    monitored = {accesses.pid: accesses.regions for accesses in found}
-    whole_bytes = sum(int((r["end"] - r["start"]).sum()) for r in monitored.values())
-    for moment in moments:
-        moment.rooms = np.array([(0, 0, 0), (whole_bytes, 0, whole_bytes)], Kind.ROUND.dtype)
-    return Recording(moments=moments, knows_places=False)
-
-
-def _monitored(regions: NDArray[np.void]) -> NDArray[np.void]:
-    mapped = np.zeros(len(regions), Kind.MAPPED.dtype)
-    mapped["start"], mapped["end"] = regions["start"], regions["end"]
-    return mapped
-
-
-def _moments(path: Path, frames: Iterable[Frame]) -> Iterator[Moment]:
-    moment, tiers, last_s = Moment(), 0, -math.inf
-    for frame in frames:
-        try:
-            _take(moment, frame)
-            if moment.begin is not None:
-                tiers = len(moment.begin["tiers"])
-            if frame.kind is Kind.ROUND:
-                _check_round(moment, tiers, last_s)
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadRecording(f"{path}: a frame of {frame.kind.name} lacks {error}") from None
-        if frame.kind is Kind.ROUND:
-            yield moment
-            moment, last_s = Moment(), moment.at_s
-
-
-def _check_round(moment: Moment, tiers: int, last_s: float) -> None:
-    if not tiers:
-        raise ValueError("a beginning before it")
-    if len(moment.rooms) != tiers:
-        raise ValueError("a row for each tier")
-    if not last_s <= moment.at_s < math.inf:
-        raise ValueError("an instant that is not before the last")
-    if not 0 <= moment.page_cost_ns < math.inf:
-        raise ValueError("a cost that makes sense")
-
-
-def _take(moment: Moment, frame: Frame) -> None:
-    """Takes a frame into the moment.
-
-    Raises:
-        KeyError, TypeError, ValueError: what it lacks.
-    """
-    text, rows = frame.text, np.zeros(0, np.void) if frame.rows is None else frame.rows
-    match frame.kind:
-        case Kind.BEGIN:
-            moment.begin = {**text, **{key: str(text[key]) for key in ABOUT}}
-            _tiers(text, np.zeros(len(text["tiers"]), Kind.ROUND.dtype))
-            if not isinstance(text["config"], dict):
-                raise ValueError("a configuration")
-        case Kind.TARGET:
-            pid = Pid(int(text["pid"]))
-            moment.new[pid] = text
-            _process(pid, text, 0)
-        case Kind.GONE:
-            moment.gone.append(Pid(int(text["pid"])))
-        case Kind.MAPPED:
-            moment.mapped[Pid(int(text["pid"]))] = _checked(rows)
-        case Kind.ACCESSES:
-            moment.seen.append(_accesses(text, rows))
-        case Kind.PLACES:
-            if not ((rows["resident"] >= 0) & (rows["resident"] <= 1)).all():
-                raise ValueError("shares from 0 to 1")
-            moment.places[Pid(int(text["pid"]))] = _checked(rows)
-        case Kind.ROUND:
-            moment.at_s, moment.rooms = float(text["at_s"]), rows
-            moment.page_cost_ns = float(text["page_cost_ns"])
-
-
-def _accesses(text: Mapping[str, Any], rows: NDArray[np.void]) -> Accesses:
-    sample_s, aggregation_s = float(text["sample_s"]), float(text["aggregation_s"])
-    _check_intervals(sample_s, aggregation_s)
-    return Accesses(
-        pid=Pid(int(text["pid"])),
-        at_s=float(text["at_s"]),
-        sample_s=sample_s,
-        aggregation_s=aggregation_s,
-        regions=_checked(rows),
-    )
-
-
-def _check_intervals(sample_s: float, aggregation_s: float) -> None:
-    if not 0 < sample_s <= aggregation_s < 1e6:
-        raise ValueError("intervals that make sense")
-
-
-def _checked(rows: NDArray[np.void]) -> NDArray[np.void]:
-    """Returns ranges that are sorted and disjoint.
-
-    Raises:
-        ValueError: they are not.
-    """
-    if (rows["start"] >= rows["end"]).any() or (rows["end"][:-1] > rows["start"][1:]).any():
-        raise ValueError("ranges in order")
-    return rows
 
 
 def configured(recording: Recording, on_top: Sequence[Document] = ()) -> Config:
@@ -379,7 +167,6 @@ class _Played:
         self.places: dict[Pid, NDArray[np.void]] = {}
         self.exited: list[Pid] = []
         self.moved_bytes = [0, 0]
-        self.used = np.zeros(MAX_TIERS)
         self.told: list[tuple[float, Floats, float, float]] = []
 
     def enter(self, moment: Moment) -> float:
@@ -435,9 +222,7 @@ class _Played:
         resident, known = self._found(pid, pieces[new])
         new, resident = new[known], resident[known]
         length = (pieces["end"] - pieces["start"])[new].astype(np.float64)
-        self._used_now()
-        room = np.maximum(self._available() - self.used[: len(self.topology.tiers)], 0.0)
-        pieces["resident"][new] = _spilt(resident, length, room)
+        pieces["resident"][new] = _spilt(resident, length, self._room())
         pieces["probed_s"][new] = now_s
 
     def _found(self, pid: Pid, pieces: NDArray[np.void]) -> tuple[Floats, NDArray[np.bool_]]:
@@ -462,12 +247,12 @@ class _Played:
         return resident, covered > COVERED * (pieces["end"] - pieces["start"])
 
     def free_bytes(self) -> Mapping[NodeId, int]:
-        self._used_now()
-        free = np.maximum(self._available() - self.used[: len(self.topology.tiers)], 0)
-        return {NodeId(rank): int(size) for rank, size in enumerate(free)}
+        return {NodeId(rank): int(size) for rank, size in enumerate(self._room())}
 
-    def _used_now(self) -> None:
-        self.used = used_bytes(self.daemon.watched)
+    def _room(self) -> Floats:
+        """Returns what is free of each tier now."""
+        available = self._available()
+        return np.maximum(available - used_bytes(self.daemon.watched)[: len(available)], 0.0)
 
     def _available(self) -> Floats:
         """Returns what the targets may have of each tier now."""
@@ -622,7 +407,7 @@ def _first_known(known: NDArray[np.void] | None, now: NDArray[np.void]) -> NDArr
 
 def _topology(begin: Mapping[str, Any], rooms: NDArray[np.void]) -> Topology:
     """Returns tiers of a node each, the node's number being the rank."""
-    tiers = _tiers(begin, rooms)
+    tiers = tiers_of(begin, rooms)
     nodes = [
         Node(
             id=tier.nodes[0],
@@ -637,23 +422,6 @@ def _topology(begin: Mapping[str, Any], rooms: NDArray[np.void]) -> Topology:
         for tier in tiers
     ]
     return Topology(nodes=tuple(nodes), tiers=tuple(tiers))
-
-
-def _tiers(begin: Mapping[str, Any], rooms: NDArray[np.void]) -> list[Tier]:
-    told = begin["tiers"]
-    if not 1 <= len(told) == len(rooms) <= MAX_TIERS:
-        raise ValueError("as many rooms as tiers")
-    return [
-        Tier(
-            rank=Rank(rank),
-            name=str(tier["name"]),
-            kind=TierKind(tier["kind"]),
-            nodes=(NodeId(rank),),
-            capacity_bytes=int(room["capacity_bytes"]),
-            latency_ns=None if tier["latency_ns"] is None else int(tier["latency_ns"]),
-        )
-        for rank, (tier, room) in enumerate(zip(told, rooms, strict=True))
-    ]
 
 
 def _process(pid: Pid, text: Mapping[str, Any], number: int) -> Process:

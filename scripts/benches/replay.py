@@ -17,7 +17,8 @@ from guests.recordings import mean_hit_ratio, record
 from guests.topology import slow_node
 
 from benches.figure import Figure
-from tierd.replay import Recording, configured, load, replay
+from tierd.observe.moments import Recording, load
+from tierd.replay import configured, replay
 
 SECONDS, ROUNDS = 120, 15
 LEAST_TIMES, MOST_POINTS = 1000, 3

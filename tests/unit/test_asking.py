@@ -23,7 +23,7 @@ from tierd.cli.control import main
 from tierd.cli.heat import make_bins, make_column
 from tierd.daemon import Pin
 from tierd.decide.guard import Guard
-from tierd.replay import load
+from tierd.observe.moments import load
 
 Tierctl = Callable[..., Result]
 

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from tierd.cli.control import main
 from tierd.observe import damo
+from tierd.observe.moments import load
 from tierd.observe.recording import BadRecording
-from tierd.replay import configured, load, replay
+from tierd.replay import configured, replay
 
 RECORDS = Path(__file__).parents[1] / "data/damo-records.data"
 MIB = 1 << 20

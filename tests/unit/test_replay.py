@@ -29,9 +29,10 @@ from tierd.config.check import Document
 from tierd.daemon import Round
 from tierd.errors import NotFound, TierdError
 from tierd.model import PAGE_BYTES, Accesses
+from tierd.observe.moments import load
 from tierd.observe.recording import BadRecording, Frame, Kind, encode, preamble, read
 from tierd.recorder import Recorder, Recordings, recording_to
-from tierd.replay import configured, load, replay
+from tierd.replay import configured, replay
 
 SECONDS = 40
 WINDOW_PAGES = PAGES // 4

@@ -34,8 +34,8 @@ from tierd.kernel.free import FreeMemory
 from tierd.migrate.mover import Mover
 from tierd.model import Topology
 from tierd.observe.events import History
+from tierd.observe.moments import load
 from tierd.recorder import Recordings
-from tierd.replay import load
 from tierd.sample.session import Session
 from tierd.service import CommandLine, Service, notify
 

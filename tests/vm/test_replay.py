@@ -8,7 +8,8 @@ from guests.guest import Guest
 from guests.recordings import mean_hit_ratio, record
 from guests.topology import slow_node
 
-from tierd.replay import configured, load, replay
+from tierd.observe.moments import load
+from tierd.replay import configured, replay
 
 SECONDS = 90
 

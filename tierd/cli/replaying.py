@@ -21,7 +21,8 @@ from tierd.config.check import Document, named
 from tierd.config.files import read_document
 from tierd.config.values import PolicyName
 from tierd.errors import TierdError
-from tierd.replay import Outcomes, Recording, configured, load
+from tierd.observe.moments import Recording, load
+from tierd.replay import Outcomes, configured
 from tierd.replay import replay as replayed
 
 AS_RECORDED = "recorded"
@@ -133,11 +134,11 @@ def size(
         raise TierdError(f"{file}: nothing is known of where the memory lay", hint="record longer")
     sizes = [whole_bytes * step // steps for step in range(1, steps + 1)]
     with _progress(recording.seconds * len(sizes)) as passed:
-        tried = [(each, _try("", recording, config, each, passed)) for each in sizes]
+        found = [_try("", recording, config, each, passed).outcomes for each in sizes]
     sizing = _Sizing(
         sizes=sizes,
-        slowdowns=[one.outcomes.slowdown for _, one in tried],
-        hit_ratios=[one.outcomes.hit_ratio for _, one in tried],
+        slowdowns=[outcomes.slowdown for outcomes in found],
+        hit_ratios=[outcomes.hit_ratio for outcomes in found],
         prices=prices,
     )
     if output is not None:

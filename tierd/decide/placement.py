@@ -170,6 +170,7 @@ class _Steps:
         self.pinned = pinned
         self.rests = rests & ~pinned
         self.tenant, self.tenants = tenant, tenants
+        self.weight = np.array([each.weight for each in tenants])
         self.shares: list[Floats] = []
         self.held = pieces["held_until_s"] > now_s
         self.swings = pieces["swings"] > 0
@@ -252,7 +253,7 @@ class _Steps:
         sinking = self._reclaim(rank, sinking, has, share, wanted)
         room = max(self.free[rank], 0.0)
         allowed = gain * min(1.0, room / gain.sum()) if gain.any() else gain
-        weight = np.array([tenant.weight for tenant in self.tenants])
+        weight = self.weight
         order = np.argsort(gain / weight, kind="stable")
         for at, tenant in enumerate(order):
             self._fill(
@@ -266,7 +267,7 @@ class _Steps:
 
     def _shares(self, rank: int, rising: _Stock, has: Floats) -> Floats:
         """Divides the tier's bytes between the tenants."""
-        margin = np.minimum(worthwhile(self.policy, self.gap_ns(rank)), NEAR_CEILING * self.ceiling)
+        margin = self._margin(rank, self.ceiling)
         here = self.bytes[:, rank]
         below = self._by_tenant(self.tenant[rising.piece], rising.size)
         used = self._by_tenant(self.tenant, here * (self.heat * PAGE_BYTES >= COLD_PER_PAGE_S))
@@ -275,7 +276,7 @@ class _Steps:
             float(max(has.sum() + self.free[rank], 0.0)),
             guaranteed=self._of_tier("guaranteed_bytes", rank),
             maximum=self._of_tier("maximum_bytes", rank, np.inf),
-            weight=np.array([tenant.weight for tenant in self.tenants]),
+            weight=self.weight,
             used=used + below,
             wanted=hot + below,
         )
@@ -340,7 +341,6 @@ class _Steps:
 
     def _stock(self, ranks: range, rank: int, heat: Floats) -> _Stock:
         """Bytes on some tiers, by piece, with the heat from which tier `rank` is worth it."""
-        gain_from = worthwhile(self.policy, self.gap_ns(rank))
         columns = self.bytes[:, ranks.start : ranks.stop]
         piece, column = np.nonzero(columns >= PAGE_BYTES)
         return _Stock(
@@ -348,8 +348,13 @@ class _Steps:
             tier=column + ranks.start,
             size=columns[piece, column],
             heat=heat[piece],
-            margin=np.minimum(gain_from, NEAR_CEILING * self.ceiling[piece]),
+            margin=self._margin(rank, self.ceiling[piece]),
         )
+
+    def _margin(self, rank: int, ceiling: Floats) -> Floats:
+        """Heat from which tier `rank` is worth a move, of pieces with these ceilings."""
+        gain_from = worthwhile(self.policy, self.gap_ns(rank))
+        return np.asarray(np.minimum(gain_from, NEAR_CEILING * ceiling), np.float64)
 
     def gap_ns(self, rank: int) -> float:
         """Latency saved by an access that finds its page one tier up, or the configured guess."""
