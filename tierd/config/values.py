@@ -56,7 +56,7 @@ class DamonConfig:
 
     sample_us: int = 20_000
     aggregation_us: int = 400_000
-    min_regions: int = 10
+    min_regions: int = 100
     max_regions: int = 1000
     cpu_percent: float = 2.0
     take_over: bool = False

@@ -17,8 +17,8 @@ from tierd.kernel.ring import Assembler, Ring, Snapshot
 from tierd.kernel.tracepoint import Tracepoint
 from tierd.model import Pid
 
-TRIED_REGIONS_MOST = 100
-"""Regions of a kdamond that is read by tried_regions: 50 ms of reading."""
+TRIED_REGIONS_LEAST, TRIED_REGIONS_MOST = 10, 100
+"""Regions of a kdamond that is read by tried_regions: at most 50 ms of reading."""
 TRIED_PERIOD_S = 1.0
 
 

@@ -29,7 +29,13 @@ from tierd.kernel.tunable import Files
 from tierd.model import Accesses, Pid
 from tierd.sample import tuning
 from tierd.sample.governor import Governor, Started
-from tierd.sample.reader import TRIED_REGIONS_MOST, Reader, RingReader, TriedRegionsReader
+from tierd.sample.reader import (
+    TRIED_REGIONS_LEAST,
+    TRIED_REGIONS_MOST,
+    Reader,
+    RingReader,
+    TriedRegionsReader,
+)
 from tierd.sample.tuning import Tuning
 
 log = logging.getLogger("tierd")
@@ -289,7 +295,7 @@ class Session:
             return self._config
         return replace(
             self._config,
-            min_regions=min(self._config.min_regions, TRIED_REGIONS_MOST),
+            min_regions=min(self._config.min_regions, TRIED_REGIONS_LEAST),
             max_regions=min(self._config.max_regions, TRIED_REGIONS_MOST),
         )
 
