@@ -284,7 +284,8 @@ def test_every_table_is_read() -> None:
         ),
         (
             "[damon]\nmax_regions = 199",
-            "f:2: damon.max_regions: must be twice min_regions (100) or more, or no region is split",
+            "f:2: damon.max_regions: must be twice min_regions (100) or more, "
+            "or no region is split",
         ),
         ("a = ", "f:1: is not TOML: Invalid value"),
         ("a = 1\na = 2", "f:2: is not TOML: Cannot overwrite a value"),
