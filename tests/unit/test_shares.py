@@ -146,6 +146,18 @@ def thrash(neighbours: Neighbours, index: int, minutes: int) -> list[float]:
     return held
 
 
+def test_what_goes_the_same_way_is_one_move() -> None:
+    """A neighbour's memory makes way for another's and for its own hotter pages at once."""
+    rates = [window(PAGES, 0, 600, hot=50, rest=0.1), window(PAGES, 0, 640, hot=1000, rest=0.1)]
+    of = [tenant("db", guaranteed=700), tenant("batch", weight=10_000)]
+    neighbours = Neighbours(rates, of, 1000)
+    for round_ in range(MINUTE):
+        neighbours.worlds[1].rate = window(PAGES, 100 * (round_ % 14), 640, hot=1000, rest=5)
+        neighbours.worlds[0].rate = window(PAGES, 0, 100 + 50 * (round_ % 11), hot=50, rest=0.1)
+        moves = neighbours.round().moves[["target", "start", "source", "destination"]]
+        assert len(np.unique(moves)) == len(moves)
+
+
 @settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 99))
 def test_a_guarantee_holds_while_the_neighbour_thrashes(seed: int) -> None:

@@ -23,6 +23,7 @@ from tierd.decide.heat import COLD_PER_PAGE_S, assured, concatenate, score
 from tierd.decide.shares import divide
 from tierd.model import (
     KEPT_CODE,
+    MAX_TIERS,
     MOVE,
     PAGE_BYTES,
     Kept,
@@ -418,17 +419,24 @@ def _affordable(budget_bytes: float, room_bytes: float) -> float:
 def _moves(
     pieces: NDArray[np.void], owner: NDArray[np.intp], batches: Sequence[_Batch]
 ) -> NDArray[np.void]:
-    parts = []
-    for batch in batches:
-        made = np.flatnonzero(batch.size)
-        if not len(made):
-            continue
-        stock = batch.stock.take(made)
-        part = np.zeros(len(made), MOVE)
-        part["target"] = owner[stock.piece]
-        part["source"], part["destination"] = stock.tier, batch.destination[made]
-        part["start"], part["end"] = pieces["start"][stock.piece], pieces["end"][stock.piece]
-        part["bytes"] = batch.size[made]
-        part["gain"] = stock.heat
-        parts.append(part)
-    return np.concatenate(parts) if parts else np.zeros(0, MOVE)
+    """Returns the batches as moves, one for all that goes the same way of a piece."""
+    if not batches:
+        return np.zeros(0, MOVE)
+    piece, tier, destination, size, heat = (
+        np.concatenate(column)
+        for column in zip(
+            *((b.stock.piece, b.stock.tier, b.destination, b.size, b.stock.heat) for b in batches),
+            strict=True,
+        )
+    )
+    made = np.flatnonzero(size)
+    same = (piece[made] * MAX_TIERS + tier[made]) * MAX_TIERS + destination[made]
+    _, first, which = np.unique(same, return_index=True, return_inverse=True)
+    row = made[first]
+    moves = np.zeros(len(row), MOVE)
+    moves["target"] = owner[piece[row]]
+    moves["source"], moves["destination"] = tier[row], destination[row]
+    moves["start"], moves["end"] = pieces["start"][piece[row]], pieces["end"][piece[row]]
+    moves["bytes"] = np.bincount(which, size[made], len(row))
+    moves["gain"] = heat[row]
+    return moves[np.argsort(first)]
