@@ -266,6 +266,20 @@ def test_a_deep_shortage_is_mended_before_anything_rises() -> None:
     assert (pages_moved(made, 0, 1), pages_moved(made, 1, 0)) == (200, 0)
 
 
+def test_within_the_headroom_a_page_makes_way_for_a_page() -> None:
+    """What is missing of the headroom is not demoted for the sake of one page."""
+    one_is_hot = pieces((0, 200, 0, [1]), (200, 1, HOT, [0, 1]))
+    made = decide(one_is_hot, rooms(100, 1000, headroom_pages=150))
+    assert (pages_moved(made, 0, 1), pages_moved(made, 1, 0)) == (1, 1)
+
+
+def test_what_has_cooled_does_not_rise_for_its_past() -> None:
+    was_hot = pieces((0, 100, HOT, [0, 1]), (100, 100, HOT, [1]))
+    was_hot["short"] = HOT / 1e6
+    made = decide(was_hot, rooms(1000, 1000))
+    assert not len(made.moves), "nor does it make way while nobody needs the room"
+
+
 def test_nothing_is_demoted_into_a_full_tier() -> None:
     made = decide(pieces((0, 100, 0, [1]), (100, 100, HOT, [0, 1])), rooms(0, 30))
     assert (pages_moved(made, 0, 1), pages_moved(made, 1, 0)) == (30, 30)

@@ -167,6 +167,17 @@ def test_a_guarantee_holds_while_the_neighbour_thrashes(seed: int) -> None:
     assert min(thrash(quiet, 1, 3)) >= 0.98
 
 
+def test_of_a_guarantee_no_page_is_too_few_to_make_way_for() -> None:
+    """Twelve pages of a tier of three thousand: less than what shares by weight are moved for."""
+    rates = [window(PAGES, 0, 300, hot=20, rest=0.0), *[np.full(PAGES, 500.0)] * 2]
+    of = [tenant("db", guaranteed=320), tenant("batch"), tenant("more")]
+    neighbours = Neighbours(rates, of, 3000)
+    for world, fast in zip(neighbours.worlds, (288, 1356, 1356), strict=True):
+        world.tier[:fast] = FAST
+    neighbours.rounds(MINUTE)
+    assert neighbours.fast_pages()[0] >= 300
+
+
 def test_without_a_guarantee_the_weightier_one_has_it() -> None:
     rates = [window(PAGES, 0, 300, hot=20, rest=0.0), np.zeros(PAGES)]
     neighbours = Neighbours(rates, [tenant("db"), tenant("batch", weight=1000)], 640)

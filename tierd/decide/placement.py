@@ -6,7 +6,8 @@ are worth a move, hottest first, meet the bytes on it, coldest first. A byte mov
 is room, or where it is hotter by a margin than the byte that makes way for it. What need not move
 stays: cold bytes in fast memory are left there until somebody needs the room.
 
-What rises is taken at the heat it has beyond doubt, what makes way at the heat it seems to have.
+What rises is taken at the heat it has beyond doubt, and still has now; what makes way at the heat
+it seems to have.
 The margin between them has two parts. A move must pay back its cost within a horizon (both moves'
 cost, where one makes way for the other); and a byte must be `hysteresis` times as hot as the one it
 displaces, so that near-equals don't swap places. How hot the hottest bytes really are, sampling
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.decide.heat import COLD_PER_PAGE_S, assured, concatenate, score
+from tierd.decide.heat import COLD_PER_PAGE_S, assured, concatenate, lasting, score
 from tierd.decide.shares import divide
 from tierd.model import (
     KEPT_CODE,
@@ -43,7 +44,7 @@ EVERYBODY = Tenant(name="")
 """The tenant of everybody where there are no others."""
 
 SLACK = 0.01
-"""Of a tier: for less than this nobody has to make way because of shares."""
+"""Of a tier: for less than this nobody has to make way because of shares by weight."""
 
 HEADROOM_LOW = 0.5
 """Cold bytes are demoted once free memory falls below this share of the headroom."""
@@ -167,6 +168,7 @@ class _Steps:
         self.bytes = length[:, None] * pieces["resident"][:, : len(rooms)]
         self.heat = np.where(pinned, np.inf, score(pieces))
         self.assured = np.where(pinned, np.inf, assured(pieces, policy))
+        self.lasting = np.where(pinned, np.inf, lasting(pieces, policy))
         self.ceiling = ceiling
         self.pinned = pinned
         self.rests = rests & ~pinned
@@ -188,7 +190,8 @@ class _Steps:
         """Plans the moves between tier `rank` and those below it."""
         rising, sinking = self._rising(rank), self._sinking(rank)
         if len(self.tenants) == 1:
-            room, shortfall = float(self.free[rank]), self._shortfall(rank)
+            shortfall = self._shortfall(rank)
+            room = max(float(self.free[rank]), 0.0) - shortfall
             self._fill(rank, rising, sinking, room=room, shortfall=shortfall, part=1.0)
         else:
             self._fill_shares(rank, rising, sinking)
@@ -209,7 +212,7 @@ class _Steps:
             rank: the tier.
             rising: what is to be moved up, hottest first.
             sinking: what may make way for it, coldest first.
-            room: bytes that they may have more of the tier.
+            room: bytes that they may have more of the tier; below 0, that they have too many.
             shortfall: bytes that have to go where they are cold.
             part: of the budgets.
         """
@@ -250,10 +253,12 @@ class _Steps:
         self.shares.append(share)
         gain = self._by_tenant(self.tenant[rising.piece], rising.size)
         gain = np.minimum(gain, np.maximum(share - has, 0.0))
-        wanted = min(gain.sum(), self.rising_bytes)
-        sinking = self._reclaim(rank, sinking, has, share, wanted)
+        guaranteed = self._of_tier("guaranteed_bytes", rank)
+        due = np.minimum(gain, np.maximum(guaranteed - has, 0.0))
+        sinking = self._reclaim(rank, sinking, has, share, gain=gain, due=due)
         room = max(self.free[rank], 0.0)
-        allowed = gain * min(1.0, room / gain.sum()) if gain.any() else gain
+        first = _in_proportion(due, room)
+        allowed = first + _in_proportion(gain - due, max(room - first.sum(), 0.0))
         weight = self.weight
         order = np.argsort(gain / weight, kind="stable")
         for at, tenant in enumerate(order):
@@ -283,18 +288,34 @@ class _Steps:
         )
 
     def _reclaim(
-        self, rank: int, sinking: _Stock, has: Floats, share: Floats, wanted: float
+        self,
+        rank: int,
+        sinking: _Stock,
+        has: Floats,
+        share: Floats,
+        *,
+        gain: Floats,
+        due: Floats,
     ) -> _Stock:
         """Demotes what is beyond maxima, and of who has more than its share what others lack.
+
+        Args:
+            rank: the tier.
+            sinking: what may make way, coldest first.
+            has: bytes of each tenant on the tier.
+            share: what each should have.
+            gain: what each lacks.
+            due: what of that it was guaranteed.
 
         Returns:
             what may make way still.
         """
         beyond = np.maximum(has - self._of_tier("maximum_bytes", rank, np.inf), 0.0)
         over = np.maximum(has - share, 0.0)
-        lacking = max(wanted - max(self.free[rank], 0.0), self._shortfall(rank))
-        if lacking < SLACK * (has.sum() + self.free[rank]):
-            lacking = 0.0
+        room, slack = max(self.free[rank], 0.0), SLACK * (has.sum() + self.free[rank])
+        lacking = max(min(gain.sum(), self.rising_bytes) - room, self._shortfall(rank))
+        if lacking < slack:
+            lacking = max(min(due.sum(), self.rising_bytes) - room, 0.0)
         taken = self._coldest(sinking, beyond)
         more = self._coldest(sinking, over)
         taken = np.maximum(taken, _up_to(more, lacking))
@@ -322,7 +343,7 @@ class _Steps:
 
     def _rising(self, rank: int) -> _Stock:
         """Bytes below the tier that are worth a move up, hottest first."""
-        stock = self._stock(range(rank + 1, len(self.rooms)), rank, self.assured)
+        stock = self._stock(range(rank + 1, len(self.rooms)), rank, self.lasting)
         hot = stock.heat >= stock.margin
         rests, held, swings = (flags[stock.piece] for flags in (self.rests, self.held, self.swings))
         for why, kept in (
@@ -407,6 +428,12 @@ def _up_to(size: Floats, limit: "Floats | float") -> Floats:
     before = np.cumsum(size) - size
     taken = np.clip(limit - before, 0.0, size)
     return np.asarray(np.where(taken >= PAGE_BYTES, taken, 0.0), np.float64)
+
+
+def _in_proportion(size: Floats, limit: float) -> Floats:
+    """Returns the sizes, all cut by the same factor where their sum is beyond the limit."""
+    total = float(size.sum())
+    return size * (limit / total) if total > limit else size
 
 
 def _affordable(budget_bytes: float, room_bytes: float) -> float:
