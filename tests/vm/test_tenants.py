@@ -11,7 +11,7 @@ from guests.topology import slow_node
 from guests.workloads import Hotset, hotset
 
 DB, BATCH = "/tenants/db", "/tenants/batch"
-DB_MIB, WINDOW_MIB, FREE_MIB, GUARANTEED_MIB = 24, 64, 80, 32
+DB_MIB, WINDOW_MIB, FREE_MIB, GUARANTEED_MIB = 24, 64, 96, 32
 ARRIVE_S, THRASHING_S, EACH_S = 150, 60, 10
 
 SETTINGS = f"""
@@ -30,21 +30,22 @@ latency_gap_ns = 400.0  # moves take an emulated CPU twenty times as long
 
 @pytest.mark.guest(slow_node())
 def test_a_guarantee_is_kept_while_a_neighbour_thrashes(guest: Guest) -> None:
-    with (
-        tenant(guest, DB, 64, DB_MIB) as db,
-        tenant(guest, BATCH, 256, WINDOW_MIB) as batch,
-        ballast(guest, 0, FREE_MIB),
-        tierd(guest, settings=SETTINGS) as running,
-    ):
-        arrived = next((s for s in db.samples(ARRIVE_S) if s.hot_share >= 0.98), None)
-        assert arrived is not None, running.status
-        held, followed = [], []
-        for _ in range(THRASHING_S // EACH_S):
-            batch.move_window()
-            held += [sample.hot_share for sample in db.samples(EACH_S)]
-            followed += [sample.hot_share for sample in batch.samples(EACH_S)]
-        assert min(held) >= 0.98, (held, running.status)
-        assert max(followed) > 0.5, "the neighbour did ask for the memory"
+    with tierd(guest, settings=SETTINGS) as running:
+        running.wait_until_up()
+        with (
+            ballast(guest, 0, FREE_MIB),
+            tenant(guest, DB, 64, DB_MIB) as db,
+            tenant(guest, BATCH, 256, WINDOW_MIB) as batch,
+        ):
+            arrived = next((s for s in db.samples(ARRIVE_S) if s.hot_share >= 0.98), None)
+            assert arrived is not None, running.status
+            held, followed = [], []
+            for _ in range(THRASHING_S // EACH_S):
+                batch.move_window()
+                held += [sample.hot_share for sample in db.samples(EACH_S)]
+                followed += [sample.hot_share for sample in batch.samples(EACH_S)]
+            assert min(held) >= 0.98, (held, running.status)
+            assert max(followed) > 0.5, "the neighbour did ask for the memory"
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from guests.tiering import (
     at_rest,
     ballast,
     counter,
-    free_kib,
+    room_kib,
     tierd,
 )
 from guests.topology import slow_node
@@ -53,7 +53,7 @@ def test_a_moving_window_is_followed(guest: Guest) -> None:
         arrive(load, START_S, running, window=0)
         with ballast(guest, 0, FREE_MIB - WINDOW_MIB):
             before = at_rest(load, running)
-            capacity_pages = free_kib(guest, 0) // PAGE_KIB + WINDOW_PAGES
+            capacity_pages = room_kib(guest, 0) // PAGE_KIB + WINDOW_PAGES
             for turn in range(1, 1 + MOVES):
                 load.move_window()
                 arrive(load, CONVERGE_S, running, window=turn)

@@ -37,10 +37,11 @@ def record(guest: Guest, path: Path, seconds: float) -> list[Measured]:
     with hotset(guest, *options, "--node", "1") as load:
         first = load.sample()
         begun_s = float(guest.read("/proc/uptime").split()[0]) - first.t
-        with ballast(guest, 0, FREE_MIB), tierd(guest, "--record", RECORDING, settings=RULE):
+        with tierd(guest, "--record", RECORDING, settings=RULE):
             samples = [first, *load.samples(seconds / 2)]
-            load.move_window()
-            samples += load.samples(seconds / 2)
+            with ballast(guest, 0, FREE_MIB - WINDOW_MIB):
+                load.move_window()
+                samples += load.samples(seconds / 2)
         path.write_bytes(guest.read(RECORDING))
     return [
         Measured(at_s=begun_s + s.t, hit_ratio=hit_ratio(s), ops_per_s=s.ops_per_s) for s in samples

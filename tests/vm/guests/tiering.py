@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -53,6 +54,13 @@ class Tierd:
         """Pages that it says it has moved, by the tiers' names."""
         status = self.status or {"moved": []}
         return {(flow["from"], flow["to"]): flow["pages"] for flow in status["moved"]}
+
+    def wait_until_up(self) -> None:
+        """Waits for its first round."""
+        deadline = time.monotonic() + WITHIN_S
+        while (self.status or {}).get("pid") != self.pid:
+            assert time.monotonic() < deadline, f"not up: {self.process.stderr}"
+            time.sleep(0.5)
 
     def stop(self) -> Completed:
         self.process.signal(signal.SIGTERM)
@@ -118,10 +126,18 @@ def at_rest(load: Hotset, running: Tierd) -> tuple[int, int]:
     raise AssertionError(f"no rest: {running.status} {running.process.stderr}")
 
 
-def free_kib(guest: Guest, node: int) -> int:
-    """MemFree of a node."""
+def room_kib(guest: Guest, node: int) -> int:
+    """What a node can take before the kernel reclaims: its free memory less the high watermarks."""
+    zones = guest.read("/proc/zoneinfo").decode().split("Node ")
+    mine = "".join(zone for zone in zones if zone.startswith(f"{node}, zone"))
+    high = sum(map(int, re.findall(r"^ +high +(\d+)$", mine, re.MULTILINE)))
+    return node_kib(guest, node, "MemFree") - high * PAGE_KIB
+
+
+def node_kib(guest: Guest, node: int, what: str) -> int:
+    """What a node's meminfo says."""
     meminfo = guest.read(f"/sys/devices/system/node/node{node}/meminfo").decode()
-    found = re.search(r"MemFree:\s+(\d+) kB", meminfo)
+    found = re.search(rf"{what}:\s+(\d+) kB", meminfo)
     assert found, meminfo
     return int(found[1])
 
@@ -134,21 +150,31 @@ def counter(guest: Guest, name: str) -> int:
 
 @contextmanager
 def ballast(guest: Guest, node: int, leave_mib: int) -> Iterator[None]:
-    """Fills a node with locked memory until so much of it is free."""
-    pages = free_kib(guest, node) // PAGE_KIB - leave_mib * 256
-    holder = guest.start(
-        [
-            "numactl",
-            f"--membind={node}",
-            "python3",
-            "tests/vm/inside/holder.py",
-            str(pages),
-            "locked",
-        ]
-    )
-    holder.readline(120)
+    """Fills a node with locked memory until it has room for so much more.
+
+    What is started later takes of that: tierd and what it reads of the guest's root, some 60 MiB.
+    The kernel keeps 65 MiB of a node of 1 GiB free, for huge pages, and lets the CPUs keep as much
+    aside; meanwhile it keeps as small a part of it as it does of a server's memory.
+    """
+    with server_watermarks(guest):
+        pages = room_kib(guest, node) // PAGE_KIB - leave_mib * 256
+        holder = ["python3", "tests/vm/inside/holder.py", f"{pages}", "locked", "kept"]
+        holding = guest.start(["numactl", f"--membind={node}", *holder])
+        holding.readline(120)
+        try:
+            yield
+            assert node_kib(guest, node, "Mlocked") >= pages * PAGE_KIB, "ballast was not held"
+        finally:
+            holding.signal(signal.SIGKILL)
+            holding.wait()
+
+
+@contextmanager
+def server_watermarks(guest: Guest) -> Iterator[None]:
+    """Has the kernel keep free what it would without huge pages: 2 MiB of each GiB."""
+    path, was = "/proc/sys/vm/min_free_kbytes", guest.read("/proc/sys/vm/min_free_kbytes")
+    guest.write(path, b"4096")
     try:
         yield
     finally:
-        holder.signal(signal.SIGKILL)
-        holder.wait()
+        guest.write(path, was)
