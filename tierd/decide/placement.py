@@ -7,11 +7,11 @@ is room, or where it is hotter by a margin than the byte that makes way for it. 
 stays: cold bytes in fast memory are left there until somebody needs the room.
 
 What rises is taken at the heat it has beyond doubt, and still has now; what makes way at the heat
-it seems to have.
-The margin between them has two parts. A move must pay back its cost within a horizon (both moves'
-cost, where one makes way for the other); and a byte must be `hysteresis` times as hot as the one it
-displaces, so that near-equals don't swap places. How hot the hottest bytes really are, sampling
-cannot tell; so a byte near that ceiling is worth a move whatever the move costs.
+it seems to have. The margin between them has two parts. A move must pay back its cost within a
+horizon (both moves' cost, where one makes way for the other); and a byte must be `hysteresis` times
+as hot as the one it displaces, so that near-equals don't swap places. How hot the hottest bytes
+really are, sampling cannot tell; so a byte near that ceiling is worth a move whatever the move
+costs.
 """
 
 from collections.abc import Sequence
