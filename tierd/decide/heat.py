@@ -67,14 +67,6 @@ def assured(pieces: NDArray[np.void], policy: Policy) -> NDArray[np.float32]:
     return np.asarray(np.maximum(per_page_s - 2 * deviation, 0) / PAGE_BYTES, np.float32)
 
 
-def lasting(pieces: NDArray[np.void], policy: Policy) -> NDArray[np.float32]:
-    """Returns the heat that moves pieces up: what is assured, and what the short average sees too.
-
-    What was hot and made way when it cooled then doesn't come back for the sake of its past.
-    """
-    return np.asarray(np.minimum(assured(pieces, policy), pieces["short"]), np.float32)
-
-
 def fold(
     pieces: NDArray[np.void], accesses: Accesses, mapped: Ranges, policy: Policy
 ) -> NDArray[np.void]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.decide.heat import COLD_PER_PAGE_S, assured, concatenate, lasting, score
+from tierd.decide.heat import COLD_PER_PAGE_S, assured, concatenate, score
 from tierd.decide.shares import divide
 from tierd.model import (
     KEPT_CODE,
@@ -168,7 +168,8 @@ class _Steps:
         self.bytes = length[:, None] * pieces["resident"][:, : len(rooms)]
         self.heat = np.where(pinned, np.inf, score(pieces))
         self.assured = np.where(pinned, np.inf, assured(pieces, policy))
-        self.lasting = np.where(pinned, np.inf, lasting(pieces, policy))
+        # What was hot and made way when it cooled doesn't come back for the sake of its past.
+        self.lasting = np.where(pinned, np.inf, np.minimum(self.assured, pieces["short"]))
         self.ceiling = ceiling
         self.pinned = pinned
         self.rests = rests & ~pinned
@@ -255,7 +256,9 @@ class _Steps:
         gain = np.minimum(gain, np.maximum(share - has, 0.0))
         guaranteed = self._of_tier("guaranteed_bytes", rank)
         due = np.minimum(gain, np.maximum(guaranteed - has, 0.0))
-        sinking = self._reclaim(rank, sinking, has, share, gain=gain, due=due)
+        tier_bytes = float(has.sum() + self.free[rank])
+        lacking = self._lacking(rank, float(gain.sum()), float(due.sum()), tier_bytes)
+        sinking = self._reclaim(rank, sinking, has, share, lacking)
         room = max(self.free[rank], 0.0)
         first = _in_proportion(due, room)
         allowed = first + _in_proportion(gain - due, max(room - first.sum(), 0.0))
@@ -287,35 +290,31 @@ class _Steps:
             wanted=hot + below,
         )
 
-    def _reclaim(
-        self,
-        rank: int,
-        sinking: _Stock,
-        has: Floats,
-        share: Floats,
-        *,
-        gain: Floats,
-        due: Floats,
-    ) -> _Stock:
-        """Demotes what is beyond maxima, and of who has more than its share what others lack.
+    def _lacking(self, rank: int, gain: float, due: float, tier_bytes: float) -> float:
+        """Returns how many bytes others have to make way for.
 
         Args:
             rank: the tier.
-            sinking: what may make way, coldest first.
-            has: bytes of each tenant on the tier.
-            share: what each should have.
-            gain: what each lacks.
-            due: what of that it was guaranteed.
+            gain: bytes that tenants lack of their shares.
+            due: of these, what they were guaranteed.
+            tier_bytes: what all tenants may have.
+        """
+        room = max(self.free[rank], 0.0)
+        lacking = max(min(gain, self.rising_bytes) - room, self._shortfall(rank))
+        if lacking < SLACK * tier_bytes:
+            lacking = max(min(due, self.rising_bytes) - room, 0.0)
+        return float(lacking)
+
+    def _reclaim(
+        self, rank: int, sinking: _Stock, has: Floats, share: Floats, lacking: float
+    ) -> _Stock:
+        """Demotes what is beyond maxima, and of who has more than its share what others lack.
 
         Returns:
             what may make way still.
         """
         beyond = np.maximum(has - self._of_tier("maximum_bytes", rank, np.inf), 0.0)
         over = np.maximum(has - share, 0.0)
-        room, slack = max(self.free[rank], 0.0), SLACK * (has.sum() + self.free[rank])
-        lacking = max(min(gain.sum(), self.rising_bytes) - room, self._shortfall(rank))
-        if lacking < slack:
-            lacking = max(min(due.sum(), self.rising_bytes) - room, 0.0)
         taken = self._coldest(sinking, beyond)
         more = self._coldest(sinking, over)
         taken = np.maximum(taken, _up_to(more, lacking))

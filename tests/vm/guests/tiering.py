@@ -17,6 +17,7 @@ from guests.workloads import Hotset
 
 FOLDER = "/run/tierd-test"
 DAMON_STAT = "/sys/module/damon_stat/parameters/enabled"
+MIN_FREE = "/proc/sys/vm/min_free_kbytes"
 
 SETTINGS = f"""
 [daemon]
@@ -172,9 +173,9 @@ def ballast(guest: Guest, node: int, leave_mib: int) -> Iterator[None]:
 @contextmanager
 def server_watermarks(guest: Guest) -> Iterator[None]:
     """Has the kernel keep free what it would without huge pages: 2 MiB of each GiB."""
-    path, was = "/proc/sys/vm/min_free_kbytes", guest.read("/proc/sys/vm/min_free_kbytes")
-    guest.write(path, b"4096")
+    was = guest.read(MIN_FREE)
+    guest.write(MIN_FREE, b"4096")
     try:
         yield
     finally:
-        guest.write(path, was)
+        guest.write(MIN_FREE, was)
