@@ -179,13 +179,17 @@ REGION = np.dtype([("start", "u8"), ("end", "u8"), ("nr_accesses", "u4"), ("age"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accesses:
-    """One complete snapshot of one target, regions sorted and disjoint (dtype REGION)."""
+    """One complete snapshot of one target, regions sorted and disjoint (dtype REGION).
+
+    A `zoomed` one is of a range of the target alone, whose pages were looked at one by one.
+    """
 
     pid: Pid
     at_s: float
     sample_s: float
     aggregation_s: float
     regions: NDArray[np.void]
+    zoomed: bool = False
 
     @property
     def max_accesses(self) -> int:
@@ -199,6 +203,7 @@ PIECE = np.dtype(
         ("probed_s", "f8"),  # when residence was last looked at, -inf for never
         ("held_until_s", "f8"),  # moved or refused lately: not to be moved before this instant
         ("moved_s", "f8"),  # when it was moved last, -inf for never
+        ("zoomed_s", "f8"),  # when its pages were looked at one by one, -inf for never or long ago
         ("short", "f4"),  # accesses per byte and second, averaged over seconds
         ("long", "f4"),  # the same, averaged over tens of seconds
         ("owed", "f4"),  # accesses per byte that a move up and one down have still to win back
@@ -211,6 +216,9 @@ PIECE = np.dtype(
     align=True,  # NumPy copies what is not before it reckons with it
 )
 """A range of a target whose heat, place and history are alike: the unit that decide works on."""
+
+NEVER = ("probed_s", "held_until_s", "moved_s", "zoomed_s")
+"""Fields of PIECE that are -inf at first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ def pieces(*rows: tuple[int, int, float, Sequence[float]], base: int = BASE) -> 
         piece["end"] = base + (first + count) * PAGE_BYTES
         piece["short"] = piece["long"] = heat
         piece["resident"][: len(shares)] = shares
-        piece["held_until_s"] = piece["moved_s"] = -np.inf
+        piece["held_until_s"] = piece["moved_s"] = piece["zoomed_s"] = -np.inf
     return made
 
 

@@ -112,6 +112,7 @@ class World:
             now_s=self.now_s,
             budget_bytes=budget_pages * PAGE_BYTES,
         )
+        self.pieces["kept"] = made.kept_codes
         self.pieces = settle(self.pieces, self.move(made), 0, self.policy, now_s=self.now_s)
         return made
 

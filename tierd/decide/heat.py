@@ -6,21 +6,28 @@ aggregation (Documentation/mm/damon/design.rst, "Adaptive Regions Adjustment"), 
 aggregations belong to different ranges. A target's heat is therefore a function over its address
 space, kept as pieces (model.PIECE): a snapshot's regions are laid over the pieces, both are cut at
 each other's edges, and every part's averages take in the new rate. Neighbours that have become
-alike are joined again. Evidence of any grain fits in: a region of one page cuts out one page.
+alike are joined again.
+
+Where single pages were looked at (a zoomed snapshot), pieces are cut between hot and cold pages.
+From then on a region's rate is that of its pages together, and is divided among them as it was
+found to be, until that is too long ago.
 """
 
 import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from tierd.model import MAX_TIERS, PAGE_BYTES, PIECE, Accesses, Policy
+from tierd.model import MAX_TIERS, NEVER, PAGE_BYTES, PIECE, Accesses, Policy
 
 COLD_PER_PAGE_S = 1 / 60
 """Pages accessed less often than once a minute are alike: cold."""
 
 BINS_PER_OCTAVE = 2
+ZOOM_KEPT_S = 600.0
+"""For so long a look at single pages tells how a region's accesses are divided."""
+
 PIECES_PER_REGION = 4
 PIECES_AT_LEAST = 64
 
@@ -35,8 +42,13 @@ def rates(accesses: Accesses) -> NDArray[np.float32]:
     at random at rate r, an interval T sees one with probability 1 - exp(-r T), so r is
     -log(1 - share) / T. A region seen in every interval is given half an interval missed.
     """
+    return rate_of(accesses.regions["nr_accesses"], accesses)
+
+
+def rate_of(count: ArrayLike, accesses: Accesses) -> NDArray[np.float32]:
+    """Returns the accesses per byte and second of pages with such counts; see rates()."""
     most = accesses.max_accesses
-    share = np.minimum(accesses.regions["nr_accesses"] / most, 1 - 1 / (2 * most))
+    share = np.minimum(np.asarray(count) / most, 1 - 1 / (2 * most))
     return np.asarray(-np.log1p(-share) / accesses.sample_s / PAGE_BYTES, np.float32)
 
 
@@ -74,23 +86,68 @@ def fold(
 
     Args:
         pieces: dtype PIECE, sorted and disjoint; empty at first.
-        accesses: a complete snapshot.
+        accesses: a complete snapshot, not a zoomed one.
         mapped: the target's mappings. What lies outside of them, or of the regions, is forgotten.
         policy: gives the time constants of the averages.
     """
     regions = accesses.regions
     start, end, (piece_at, region_at, mapped_at) = overlay(pieces, regions, mapped)
     seen = (region_at >= 0) & (mapped_at >= 0)
-    parts = _parts(pieces, start[seen], end[seen], piece_at[seen])
+    parts = cut(pieces, start[seen], end[seen], piece_at[seen])
+    _forget_zoom(parts, accesses.at_s)
     rate = rates(accesses)[region_at[seen]]
+    if is_zoomed(parts).any():
+        size = (parts["end"] - parts["start"]).astype(np.float64)
+        rate = divided(parts, rate, region_at[seen], size)
     for name, time_constant_s in (("short", policy.short_s), ("long", policy.long_s)):
         weight = -math.expm1(-accesses.aggregation_s / time_constant_s)
         parts[name] += np.float32(weight) * (rate - parts[name])
     parts["owed"] = np.maximum(parts["owed"] - rate * np.float32(accesses.aggregation_s), 0)
     _forget_moves(parts, accesses.at_s, policy)
-    return coalesce(
-        parts, accesses.at_s, most=max(PIECES_AT_LEAST, PIECES_PER_REGION * len(regions))
-    )
+    most = max(PIECES_AT_LEAST, PIECES_PER_REGION * len(regions))
+    return coalesce(parts, accesses.at_s, most=most + int(is_zoomed(parts).sum()))
+
+
+def is_zoomed(pieces: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Tells the pieces whose pages were looked at one by one, and are known to be alike."""
+    return np.asarray(np.isfinite(pieces["zoomed_s"]), np.bool_)
+
+
+def divided(
+    parts: NDArray[np.void],
+    rate: NDArray[np.float32],
+    region: NDArray[np.intp],
+    size: NDArray[np.float64],
+) -> NDArray[np.float32]:
+    """Returns each part's rate: its region's, in regions with zoomed parts divided by their scores.
+
+    Args:
+        parts: dtype PIECE, each inside of one region, as far as its heat goes.
+        rate: their regions' rates.
+        region: their regions, in rising order.
+        size: their bytes.
+    """
+    near = np.flatnonzero(np.bincount(region, is_zoomed(parts))[region] > 0)
+    heat = score(parts[near]).astype(np.float64)
+    mean = means(heat, size[near], region[near])
+    divided = rate.copy()
+    divided[near] *= np.where(mean > 0, heat / np.where(mean > 0, mean, 1), 1.0)
+    return divided
+
+
+def means(
+    values: NDArray[np.float64], size: NDArray[np.float64], group: NDArray[np.intp]
+) -> NDArray[np.float64]:
+    """Returns for each value the mean of its group, weighted by size."""
+    total = np.bincount(group, values * size)
+    return np.asarray((total / np.maximum(np.bincount(group, size), 1))[group], np.float64)
+
+
+def _forget_zoom(pieces: NDArray[np.void], now_s: float) -> None:
+    """Takes pages for alike again whose last look was too long ago."""
+    zoomed = np.flatnonzero(is_zoomed(pieces))
+    old = now_s - pieces["zoomed_s"][zoomed] > ZOOM_KEPT_S
+    pieces["zoomed_s"][zoomed[old]] = -np.inf
 
 
 def overlay(
@@ -139,7 +196,7 @@ def _covering(bounds: NDArray[np.intp], parts: int) -> NDArray[np.intp]:
     return np.repeat(index, cuts[1:] - cuts[:-1])
 
 
-def _parts(
+def cut(
     pieces: NDArray[np.void],
     start: NDArray[np.uint64],
     end: NDArray[np.uint64],
@@ -148,7 +205,7 @@ def _parts(
     """Returns pieces cut to [start, end); a part that no piece covers knows nothing yet."""
     if piece_at.min(initial=0) < 0:
         unknown = np.zeros(1, PIECE)
-        for name in ("probed_s", "held_until_s", "moved_s"):
+        for name in NEVER:
             unknown[name] = -np.inf
         pieces = concatenate([pieces, unknown])
     # Index -1, of parts that no piece covers, takes the last row.
@@ -215,6 +272,7 @@ def _join(pieces: NDArray[np.void], now_s: float, bins_per_octave: float) -> NDA
         share = pieces["resident"][:, tier]
         joined["resident"][:, tier] = np.add.reduceat(share * weight, first) / total
     joined["probed_s"] = np.minimum.reduceat(pieces["probed_s"], first)
+    joined["zoomed_s"] = np.minimum.reduceat(pieces["zoomed_s"], first)
     joined["held_until_s"] = np.maximum.reduceat(pieces["held_until_s"], first)
     return joined
 
@@ -230,11 +288,11 @@ def _likeness(
         share = pieces["resident"][:, tier]
         place = 3 * place + (share > 0.02) + (share > 0.98)
     held = pieces["held_until_s"] > now_s
-    probed = np.isfinite(pieces["probed_s"])
+    looked = np.isfinite(pieces["probed_s"]) * 2 + is_zoomed(pieces)
     # Refusals and swings are 0 to 15.
     moves = (pieces["swings"] * 3 + pieces["rose"] + 1) * 2 + (pieces["owed"] > 0)
-    history = ((pieces["refusals"] * 2 + held) * 2 + probed) * 96 + moves
-    return np.asarray((heat * 3**MAX_TIERS + place) * (64 * 96) + history, np.int64)
+    history = ((pieces["refusals"] * 2 + held) * 4 + looked) * 96 + moves
+    return np.asarray((heat * 3**MAX_TIERS + place) * (128 * 96) + history, np.int64)
 
 
 def _used_tiers(pieces: NDArray[np.void]) -> list[int]:

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What single pages tell, and where they are looked at, over a simulated process."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.unit.world import AGGREGATION_S, BASE, World, snapshot
+from tierd.decide.heat import ceiling, is_zoomed, score
+from tierd.decide.magnify import magnify
+from tierd.decide.zoom import most_doubtful
+from tierd.model import PAGE_BYTES, REGION, Accesses, Pid, Target
+
+PAGES, FAST = 4096, 1200
+LOOK_S, LOOK_PAGES = 2.0, 512
+LOOK_SAMPLE_S = 0.1
+
+
+class Sparse(World):
+    """Hot and cold pages side by side, so that regions are cut blindly; with looks at pages."""
+
+    looked_pages = 0
+
+    def sample(self) -> Accesses:
+        return self._seen(np.unique(np.r_[0, self.rng.integers(1, PAGES, 40), PAGES]))
+
+    def _seen(self, edges: NDArray[np.int64]) -> Accesses:
+        seen = -np.expm1(-self.rate * 0.02)
+        mean = np.add.reduceat(seen, edges[:-1]) / np.diff(edges)
+        return snapshot(edges, self.rng.binomial(20, mean), self.now_s)
+
+    def look(self) -> None:
+        """Looks at the most doubtful range, at so many pages at once."""
+        target = Target(pid=Pid(1), pieces=self.pieces, ceiling=ceiling(self.sample()))
+        doubt = most_doubtful([target], self.policy, now_s=self.now_s)
+        if doubt is None:
+            return
+        first = (doubt.start - BASE) // PAGE_BYTES
+        last = min(first + LOOK_PAGES, (doubt.end - BASE) // PAGE_BYTES)
+        self.looked_pages += last - first
+        self.pieces = magnify(self.pieces, self.zoomed(first, last), self.policy)
+
+    def zoomed(self, first: int, last: int) -> Accesses:
+        regions = np.zeros(last - first, REGION)
+        regions["start"] = BASE + np.arange(first, last) * PAGE_BYTES
+        regions["end"] = regions["start"] + PAGE_BYTES
+        seen = -np.expm1(-self.rate[first:last] * LOOK_SAMPLE_S)
+        regions["nr_accesses"] = self.rng.binomial(round(LOOK_S / LOOK_SAMPLE_S), seen)
+        return Accesses(
+            pid=Pid(1),
+            at_s=self.now_s,
+            sample_s=LOOK_SAMPLE_S,
+            aggregation_s=LOOK_S,
+            regions=regions,
+            zoomed=True,
+        )
+
+
+def sparse(seed: int, every: int, hot: float, rest: float) -> tuple[Sparse, NDArray[np.bool_]]:
+    is_hot = np.arange(PAGES) % every == 0
+    rate = np.where(is_hot, hot, rest)
+    return Sparse(rate, np.ones(PAGES, np.int64), (FAST, 2 * PAGES), seed), is_hot
+
+
+def play(world: Sparse, seconds: float, *, looks: bool) -> None:
+    for n in range(round(seconds / AGGREGATION_S)):
+        world.round()
+        if looks and n % 5 == 4:
+            world.look()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("every", "hot", "rest"), [(4, 500.0, 0.0), (4, 100.0, 1.0), (20, 8, 0.0)])
+def test_sparse_hot_pages_are_found(seed: int, every: int, hot: float, rest: float) -> None:
+    world, is_hot = sparse(seed, every, hot, rest)
+    play(world, 60, looks=True)
+    assert world.fast_share(is_hot) >= 0.9
+    world.moved_pages = 0
+    play(world, 30, looks=True)
+    assert world.fast_share(is_hot) >= 0.9
+    assert world.moved_pages <= 0.2 * is_hot.sum()
+
+
+def test_region_averages_alone_do_not_find_them() -> None:
+    world, is_hot = sparse(0, 4, 500.0, 0.0)
+    play(world, 60, looks=False)
+    assert world.fast_share(is_hot) < 0.6
+
+
+def test_where_pages_are_alike_nothing_is_cut() -> None:
+    world, _ = sparse(0, 1, 5.0, 0.0)
+    play(world, 40, looks=False)
+    before = len(world.pieces)
+    world.pieces = magnify(world.pieces, world.zoomed(0, PAGES), world.policy)
+    assert is_zoomed(world.pieces).all()
+    assert len(world.pieces) <= before
+    assert score(world.pieces) * PAGE_BYTES == pytest.approx(5.0, rel=0.5)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where to look at single pages: the memory whose heat may mislead, the most accessed first.
+
+A region's heat is the mean of its pages. Memory that seems too cold for a move may hide a few hot
+pages; memory that is hot, but finds no room, may have cold ones among them, in either tier. Only
+near the ceiling there is nothing to doubt: all pages are hot there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierd.decide.heat import is_zoomed, score
+from tierd.decide.placement import hot_from
+from tierd.model import KEPT_CODE, PAGE_BYTES, Kept, Pid, Policy, Target
+
+HIDDEN = 1 / 512
+"""The least share of hot pages that is looked for."""
+SURE = 0.5
+"""Share of the ceiling from which most pages must be hot."""
+AGAIN_S = 300.0
+"""Pages that were looked at are not looked at again for so long."""
+LEAST_PAGES = 16
+"""Of fewer pages nothing is to be told."""
+MOST_PIECES = 1 << 15
+"""No more is cut once a target has so many pieces: each takes its part of every round."""
+
+LACKS_ROOM = [KEPT_CODE[why] for why in (Kept.NO_ROOM, Kept.SHARE)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """A range of a process worth a look at its pages, and their mean rate as far as known."""
+
+    pid: Pid
+    start: int
+    end: int
+    per_page_s: float
+
+
+def most_doubtful(targets: Sequence[Target], policy: Policy, *, now_s: float) -> Doubt | None:
+    """Returns what to look at next, None where nothing is in doubt.
+
+    Args:
+        targets: with the codes of the last plan in their pieces.
+        policy: what a move must win back.
+        now_s: the instant that `zoomed_s` is compared with.
+    """
+    found = [_most_doubtful(target, policy, now_s) for target in targets]
+    return max((doubt for doubt in found if doubt), key=lambda d: d.per_page_s, default=None)
+
+
+def _most_doubtful(target: Target, policy: Policy, now_s: float) -> Doubt | None:
+    pieces = target.pieces
+    if target.rests or not 0 < len(pieces) <= MOST_PIECES:
+        return None
+    is_due = ~is_zoomed(pieces) | (now_s - pieces["zoomed_s"] > AGAIN_S)
+    end = _ends(pieces, is_due)
+    is_long = end - pieces["start"] >= LEAST_PAGES * PAGE_BYTES
+    rate = np.where(is_due & is_long & _is_doubtful(target, policy), score(pieces), 0)
+    if not rate.any():
+        return None
+    first = int(np.argmax(rate))
+    return Doubt(
+        pid=target.pid,
+        start=int(pieces["start"][first]),
+        end=int(end[first]),
+        per_page_s=float(rate[first]) * PAGE_BYTES,
+    )
+
+
+def _ends(pieces: NDArray[np.void], is_due: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    """Returns for each piece where the pieces that adjoin it, and are due likewise, end."""
+    parted = (pieces["start"][1:] != pieces["end"][:-1]) | (is_due[1:] != is_due[:-1])
+    last = np.r_[np.flatnonzero(parted), len(pieces) - 1]
+    return np.asarray(pieces["end"][last][np.searchsorted(last, np.arange(len(pieces)))])
+
+
+def _is_doubtful(target: Target, policy: Policy) -> NDArray[np.bool_]:
+    pieces, heat = target.pieces, score(target.pieces)
+    hot = hot_from(target.ceiling, policy)
+    slow = pieces["resident"][:, 1:].sum(axis=1) > 0
+    hides_hot = slow & (heat < hot) & (heat >= HIDDEN * hot)
+    lacks_room = np.isin(pieces["kept"], LACKS_ROOM)
+    makes_way = ~slow & lacks_room.any() & (heat >= hot)
+    is_unsure = (heat < SURE * target.ceiling) & (pieces["end"] - pieces["start"] > PAGE_BYTES)
+    return np.asarray((hides_hot | lacks_room | makes_way) & is_unsure, np.bool_)
