@@ -93,6 +93,10 @@ class FakeDamon:
         elif name.endswith("/nr_targets"):
             self.values[name] = value
             self.values[name.replace("nr_targets", "0/pid_target")] = "0"
+            self.values[name.replace("nr_targets", "0/regions/nr_regions")] = "0"
+        elif name.endswith("/regions/nr_regions"):
+            self.values[name] = value
+            self.values |= {name.replace("nr_regions", f"0/{end}"): "0" for end in ("start", "end")}
         elif name.endswith("/nr_schemes"):
             self.values[name] = value
             self.values |= {name.replace("nr_schemes", f"0/{what}"): "0" for what in _SCHEME}

@@ -53,6 +53,8 @@ class Replay:
 
     way = "replay"
     losses = 0
+    zoomed_pages = 0
+    can_zoom = False
 
     def __init__(
         self, snapshots: Sequence[Accesses], clock: Callable[[], float], *, loop: bool = False
@@ -71,6 +73,9 @@ class Replay:
     def unwatch(self, pid: Pid) -> None:
         self.begun_s.pop(pid, None)
         self._played.pop(pid, None)
+
+    def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> None:
+        """Nothing is looked at."""
 
     def poll(self) -> list[Accesses]:
         now_s, due = self.clock(), []

@@ -169,7 +169,7 @@ def test_every_table_is_read() -> None:
         (
             "[damon]\nzzz = 1",
             "f:2: damon.zzz: unknown key; known are sample_us, aggregation_us, "
-            "min_regions, max_regions, cpu_percent, take_over",
+            "min_regions, max_regions, cpu_percent, zoom, take_over",
         ),
         ("[daemon]\ninterval_s = 0", "f:2: daemon.interval_s: must be from 0.1 to 60; it is 0"),
         ("[daemon]\ninterval_s = nan", "f:2: daemon.interval_s: must be from 0.1 to 60; it is nan"),

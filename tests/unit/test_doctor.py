@@ -11,7 +11,7 @@ from tests.unit.test_targets import put
 from tests.unit.test_tracepoint import FORMAT
 from tierd.cli.control import main
 from tierd.cli.doctor import CHECKS, Finding, Verdict, examine
-from tierd.sample.session import MARK_FIRST_US
+from tierd.sample.kdamonds import MARK_FIRST_US
 
 OK, WARN, FAIL = Verdict.OK, Verdict.WARN, Verdict.FAIL
 

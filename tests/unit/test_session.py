@@ -4,6 +4,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack, contextmanager
@@ -14,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from tests.unit import fake_damon
 from tests.unit.fake_damon import ADMIN, FakeDamon
 from tierd.config import DamonConfig
 from tierd.errors import Conflict, TierdError, UnsupportedKernel
@@ -23,8 +25,9 @@ from tierd.kernel.damon import Admin, ExclusiveUse
 from tierd.kernel.ring import Layout, Snapshot
 from tierd.kernel.tracepoint import Tracepoint
 from tierd.model import REGION, Pid
-from tierd.sample import governor, session
-from tierd.sample.session import SLOTS, Session
+from tierd.sample import governor, kdamonds, session, zoom
+from tierd.sample.kdamonds import SLOTS
+from tierd.sample.session import Session
 
 FOREIGN = 88
 REGIONS = np.array([(4096, 8192, 20, 1), (8192, 1 << 20, 0, 3)], REGION)
@@ -34,6 +37,7 @@ class FakeRing:
     """Stands for the perf ring of a kdamond."""
 
     opened: ClassVar[list["FakeRing"]] = []
+    waiting: ClassVar[list[Snapshot]] = []
     error: ClassVar[OSError | None] = None
 
     def __init__(self, _: Tracepoint, kdamond: Pid, *, regions: int) -> None:
@@ -41,7 +45,7 @@ class FakeRing:
             raise FakeRing.error
         self.kdamond = kdamond
         self.regions = regions
-        self.snapshots: list[Snapshot] = []
+        self.snapshots: list[Snapshot] = [*FakeRing.waiting]
         self.lost = 0
         self.ended = False
         self.closed = False
@@ -111,6 +115,7 @@ def open_session(
     monkeypatch.setattr(tracepoint, "find", lambda _: Tracepoint(id=767, layout=Layout()))
     monkeypatch.setattr(FakeRing, "opened", [])
     monkeypatch.setattr(FakeRing, "error", None)
+    monkeypatch.setattr(FakeRing, "waiting", [])
     with ExitStack() as stack:
         yield lambda **config: stack.enter_context(
             Session(DamonConfig(**config), journal, root=fake.root, files=fake)
@@ -292,7 +297,7 @@ def test_who_holds_every_slot_is_named(fake: FakeDamon, open_session: Open, targ
 def test_more_targets_than_slots_are_refused(
     fake: FakeDamon, open_session: Open, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "SLOTS", 1)
+    monkeypatch.setattr(kdamonds, "SLOTS", 1)
     sampled = open_session()
     sampled.watch(Pid(target.pid))
 
@@ -570,3 +575,102 @@ def test_intervals_that_the_kernel_tuned_are_read_back(
 
     assert (found.sample_s, found.aggregation_s) == (0.04, 0.8)
     assert ("update_tuned_intervals") in [value for _, value in fake.writes]
+
+
+# Looks at single pages
+
+
+RANGE = range(1 << 20, 3 << 20)
+
+
+@pytest.fixture
+def looking(open_session: Open, target: Target, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """A session whose looks are over at once, and see REGIONS."""
+    monkeypatch.setattr(zoom, "SPLIT_S", 0.0)
+    monkeypatch.setattr(zoom, "POLL_S", 0.0)
+    sampled = open_session()
+    sampled.watch(Pid(target.pid))
+    FakeRing.waiting = [snapshot(0.0), snapshot(time.monotonic() + 60)]
+    return sampled
+
+
+def test_a_look_is_at_single_pages_of_a_range(
+    fake: FakeDamon, looking: Session, target: Target
+) -> None:
+    looking.zoom(Pid(target.pid), RANGE.start, RANGE.stop, per_page_s=10.0)
+    assert not looking.can_zoom
+    context = f"{ADMIN}/{SLOTS - 2}/contexts/0/"
+    setup = {name.removeprefix(context): v for name, v in fake.values.items() if context in name}
+    assert setup["operations"] == "fvaddr"
+    assert setup["targets/0/pid_target"] == str(target.pid)
+    pages = zoom.PAGES_LEAST
+    assert setup["targets/0/regions/0/start"] == str(RANGE.start)
+    assert setup["targets/0/regions/0/end"] == str(RANGE.start + pages * 4096)
+    assert setup["monitoring_attrs/nr_regions/min"] == str(pages)
+    assert setup["monitoring_attrs/intervals/sample_us"] == "100000"
+
+    (found,) = looking.poll()
+
+    assert found.zoomed
+    assert (found.pid, found.sample_s, found.aggregation_s) == (target.pid, 0.1, 2.0)
+    assert found.regions is REGIONS
+    assert looking.zoomed_pages == pages
+    assert looking.can_zoom
+
+
+def test_a_look_leaves_nothing(fake: FakeDamon, looking: Session, target: Target) -> None:
+    looking.zoom(Pid(target.pid), RANGE.start, RANGE.stop, per_page_s=10.0)
+    assert len(fake.running) == 2
+    looking.poll()
+    assert list(fake.running) == [SLOTS - 1]
+    assert FakeRing.opened[-1].closed
+
+
+def test_a_look_ends_with_its_target(fake: FakeDamon, looking: Session, target: Target) -> None:
+    looking.zoom(Pid(target.pid), RANGE.start, RANGE.stop, per_page_s=10.0)
+    looking.unwatch(Pid(target.pid))
+    assert fake.running == {}
+    assert looking.poll() == []
+
+
+def test_where_damon_knows_no_fixed_ranges_nothing_is_looked_at(
+    fake: FakeDamon, looking: Session, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(fake_damon._CONTEXT, "avail_operations", "vaddr\npaddr")
+    looking.zoom(Pid(target.pid), RANGE.start, RANGE.stop, per_page_s=10.0)
+    assert not looking.can_zoom
+    assert list(fake.running) == [SLOTS - 1]
+
+
+def test_without_the_tracepoint_or_leave_nothing_is_looked_at(
+    open_session: Open, target: Target
+) -> None:
+    assert not open_session(zoom=False).can_zoom
+
+
+def test_more_is_looked_at_as_long_as_that_is_cheap(clock: Clock) -> None:
+    lens = zoom.Lens()
+
+    def frame(percent: float, per_page_s: float = 100.0) -> zoom.Frame:
+        return lens.frame(
+            Pid(1), 0, 1 << 40, per_page_s=per_page_s, base_us=20_000, percent=percent
+        )
+
+    assert frame(2.0).pages == zoom.PAGES_LEAST
+    for _ in range(6):
+        lens.note(frame(2.0), 0.0)
+    assert frame(2.0).pages > zoom.PAGES_LEAST
+    many = frame(2.0)
+    lens.note(many, 1.0)
+    assert frame(2.0).pages < many.pages
+    assert (frame(2.0).sample_us, frame(2.0, 0.1).sample_us) == (20_000, 100_000)
+
+
+def test_a_look_that_sees_nothing_is_given_up(
+    looking: Session, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zoom, "GIVEN_UP_S", 0.0)
+    FakeRing.waiting = []
+    looking.zoom(Pid(target.pid), RANGE.start, RANGE.stop, per_page_s=10.0)
+    assert looking.poll() == []
+    assert looking.can_zoom

@@ -49,6 +49,8 @@ class OneHotRange:
 
     way = "tracepoint"
     losses = 0
+    zoomed_pages = 0
+    can_zoom = False
 
     def __init__(self, start: int) -> None:
         self.regions = np.array([(start, start + BUFFER_BYTES, 20, 0)], REGION)
@@ -70,6 +72,9 @@ class OneHotRange:
         assert pid == OWN
 
     def unwatch(self, pid: Pid) -> None:
+        raise AssertionError(pid)
+
+    def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> None:
         raise AssertionError(pid)
 
     def gone(self) -> list[Pid]:

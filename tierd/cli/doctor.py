@@ -23,7 +23,7 @@ from tierd.kernel.ring import Ring
 from tierd.kernel.tunable import Files
 from tierd.model import Pid, Topology
 from tierd.observe import status
-from tierd.sample.session import MARK_FIRST_US, MARKS
+from tierd.sample.kdamonds import MARK_FIRST_US, MARKS
 
 MOVERS = {
     "memtierd": "places pages too",

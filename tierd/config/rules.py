@@ -175,6 +175,7 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
         "min_regions": _whole(3, 10_000),
         "max_regions": _whole(10, 100_000),
         "cpu_percent": _number(0.1, 100),
+        "zoom": _FLAG,
         "take_over": _FLAG,
     },
     "policy": {

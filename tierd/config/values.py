@@ -59,6 +59,7 @@ class DamonConfig:
     min_regions: int = 100
     max_regions: int = 1000
     cpu_percent: float = 2.0
+    zoom: bool = True
     take_over: bool = False
 
 

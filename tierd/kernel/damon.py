@@ -26,6 +26,7 @@ import errno
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import NewType, TypeVar
 
@@ -45,6 +46,15 @@ LOCK_POLL_S = 0.01
 
 EXCLUSIVE = ("damon_stat", "damon_reclaim", "damon_lru_sort")
 """In-kernel users of DAMON, of which a running one keeps everybody else out, and the reverse."""
+
+
+class Operations(StrEnum):
+    """What a kdamond watches."""
+
+    VADDR = "vaddr"
+    """All that a process has mapped, as that changes."""
+    FVADDR = "fvaddr"
+    """A fixed range of its addresses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,27 +164,36 @@ class Admin:
             self._context(index) / "monitoring_attrs/intervals/intervals_goal"
         )
 
-    def claim(self, index: SlotIndex, mark_us: int) -> None:
+    def claim(
+        self, index: SlotIndex, mark_us: int, operations: Operations = Operations.VADDR
+    ) -> None:
         """Makes a slot's context and marks it as ours.
 
         Raises:
-            UnsupportedKernel: there are no vaddr operations; the slot is empty again then.
+            UnsupportedKernel: there are no such operations; the slot is empty again then.
         """
         self._write(self._slot(index) / "contexts/nr_contexts", 1)
         context = self._context(index)
         self._write(context / "monitoring_attrs/intervals/update_us", mark_us)
-        if "vaddr" not in self._read(context / "avail_operations").split():
+        if operations not in self._read(context / "avail_operations").split():
             self._write(self._slot(index) / "contexts/nr_contexts", 0)
             raise UnsupportedKernel(
-                "DAMON of this kernel cannot watch virtual addresses (no vaddr operations)",
+                f"DAMON of this kernel cannot watch virtual addresses (no {operations} operations)",
                 hint="boot a kernel with CONFIG_DAMON_VADDR=y",
             )
-        self._write(context / "operations", "vaddr")
+        self._write(context / "operations", operations)
 
     def set_target(self, index: SlotIndex, pid: Pid) -> None:
         targets = self._context(index) / "targets"
         self._write(targets / "nr_targets", 1)
         self._write(targets / "0/pid_target", pid)
+
+    def set_range(self, index: SlotIndex, start: int, end: int) -> None:
+        """Limits a slot with FVADDR operations, whose target is set, to a range of addresses."""
+        regions = self._context(index) / "targets/0/regions"
+        self._write(regions / "nr_regions", 1)
+        self._write(regions / "0/start", start)
+        self._write(regions / "0/end", end)
 
     def set_up(self, index: SlotIndex, setup: Setup) -> None:
         """Writes a setup into the slot; it holds from the next `on` or `commit`."""

@@ -43,6 +43,29 @@ class Sampler(Protocol):
         """Returns the complete snapshots since the last poll, oldest first, of all targets."""
         ...
 
+    @property
+    def zoomed_pages(self) -> int:
+        """Pages that were looked at one by one, ever."""
+        ...
+
+    @property
+    def can_zoom(self) -> bool:
+        """Whether zoom() would begin something now."""
+        ...
+
+    def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> None:
+        """Begins to look at single pages, of a range as far as the budget allows.
+
+        What is seen comes from poll(), seconds later, as a zoomed snapshot; or never.
+
+        Args:
+            pid: a process that is watched.
+            start: an address, likewise `end`.
+            end: where the range ends.
+            per_page_s: the pages' mean rate of accesses, as far as known.
+        """
+        ...
+
     def gone(self) -> list[Pid]:
         """Returns, and lets go of, the targets that have exited or cannot be watched any more."""
         ...

@@ -5,30 +5,29 @@ One kdamond per process, so that one that comes or goes disturbs no other's samp
 that is changed on the machine is in the journal first, and taken back by unwatch() and close().
 """
 
-import errno
 import logging
 import math
 import os
-import secrets
-import select
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from tierd.config import DamonConfig
-from tierd.errors import Conflict, TierdError
-from tierd.journal import EntryId, Journal, Kdamond, Slots
-from tierd.kernel import process, tracepoint
-from tierd.kernel.damon import Admin, ExclusiveUse, Setup, Slot, SlotIndex
+from tierd.errors import TierdError, UnsupportedKernel
+from tierd.journal import Journal
+from tierd.kernel import process, task, tracepoint
+from tierd.kernel.damon import Admin, Operations, Setup, SlotIndex
 from tierd.kernel.ring import Snapshot
+from tierd.kernel.tracepoint import Tracepoint
 from tierd.kernel.tunable import Files
 from tierd.model import Accesses, Pid
 from tierd.sample import tuning
 from tierd.sample.governor import Governor, Started
+from tierd.sample.kdamonds import Kdamonds, has_exited, no_process
 from tierd.sample.reader import (
     TRIED_REGIONS_LEAST,
     TRIED_REGIONS_MOST,
@@ -37,17 +36,15 @@ from tierd.sample.reader import (
     TriedRegionsReader,
 )
 from tierd.sample.tuning import Tuning
+from tierd.sample.zoom import Frame, Lens, Look
 
 log = logging.getLogger("tierd")
-
-SLOTS = 32
-"""Kdamond slots that are made where nobody has made any: the most targets, and room for others."""
 
 POLLED_WITHIN_S, RING_MOST_AGGREGATIONS = 2.0, 16
 """A ring holds twice what comes in so long: a round that is late by seconds loses nothing."""
 
-MARK_FIRST_US, MARKS = 1_000_001, 99_999
-"""A session's mark is the interval at which DAMON follows mappings: 1 s and some odd us."""
+SPARE_LEAST = 0.1
+"""Of the budget, for looks at single pages, where the targets' kdamonds leave less of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +53,7 @@ class Watch:
 
     pid: Pid
     pidfd: int
-    entry: EntryId
+    started: Started
     reader: Reader
     governor: Governor
 
@@ -64,7 +61,7 @@ class Watch:
         return [self._accesses(snapshot) for snapshot in self.reader.read()]
 
     def has_ended(self) -> bool:
-        return _has_exited(self.pidfd) or self.reader.has_ended()
+        return has_exited(self.pidfd) or self.reader.has_ended()
 
     def close(self) -> None:
         self.governor.close()
@@ -105,15 +102,17 @@ class Session:
         files: Files | None = None,
     ) -> None:
         self._config = config
-        self._journal = journal
         self._admin = Admin(root, files)
         self._admin.check()
+        self._kdamonds = Kdamonds(self._admin, journal, take_over=config.take_over)
         self._tracepoint = tracepoint.find(root)
-        self._mark_us = MARK_FIRST_US + secrets.randbelow(MARKS)
         self._watches: dict[Pid, Watch] = {}
-        self._entries: list[EntryId] = []
-        self._left: list[EntryId] = []
         self._losses = 0
+        self._looker = ThreadPoolExecutor(1, thread_name_prefix="tierd-zoom")
+        self._lens = Lens()
+        self._look: Look | None = None
+        self._zooms = config.zoom
+        self.zoomed_pages = 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="tierd-damon")
 
     def __enter__(self) -> Self:
@@ -166,16 +165,19 @@ class Session:
         watch = self._watches.pop(pid, None)
         if watch is None:
             return
+        if self._look is not None and self._look.frame.pid == pid:
+            self._end_look(self._look)
         self._losses += watch.reader.lost
         watch.close()
-        self._left.append(watch.entry)
-        self._stop_left()
+        self._kdamonds.stop(watch.started)
 
     def poll(self) -> list[Accesses]:
         found = [accesses for watch in self._watches.values() for accesses in watch.read()]
         now_s = time.monotonic()
         for watch in self._watches.values():
             watch.governor.govern(now_s, self._config.cpu_percent / len(self._watches))
+        if self._look is not None and self._look.is_over:
+            found += self._end_look(self._look)
         return sorted(found, key=lambda accesses: accesses.at_s)
 
     def gone(self) -> list[Pid]:
@@ -196,20 +198,70 @@ class Session:
     def close(self) -> None:
         with ExitStack() as last_first:
             last_first.callback(self._worker.shutdown)
-            for entry in self._entries:
-                last_first.callback(self._journal.revert, entry)
+            last_first.callback(self._looker.shutdown)
+            last_first.callback(self._kdamonds.close)
             for pid in self._watches:
                 last_first.callback(self.unwatch, pid)
 
-    def _stop_left(self) -> None:
-        """What stays left is in the journal, and so stopped at the end at the latest."""
-        while self._left:
-            try:
-                self._journal.revert(self._left[0])
-            except TierdError as error:
-                log.warning("a kdamond that is needed no more goes on for now: %s", error)
-                return
-            del self._left[0]
+    @property
+    def can_zoom(self) -> bool:
+        return self._zooms and self._tracepoint is not None and self._look is None
+
+    def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> None:
+        watch, tracepoint = self._watches.get(pid), self._tracepoint
+        if watch is None or tracepoint is None or not self.can_zoom:
+            return
+        frame = self._lens.frame(
+            pid,
+            start,
+            end,
+            per_page_s=per_page_s,
+            base_us=self._config.sample_us,
+            percent=self._spare_percent,
+        )
+        try:
+            self._look = self._start_look(frame, watch.pidfd, tracepoint)
+        except UnsupportedKernel as error:
+            self._zooms = False
+            log.info("single pages are not looked at: %s", error)
+        except (ProcessLookupError, TierdError) as error:
+            log.debug("single pages are not looked at now: %s", error)
+
+    def _start_look(self, frame: Frame, pidfd: int, tracepoint: Tracepoint) -> Look:
+        def set_up(slot: SlotIndex) -> Setup:
+            setup = frame.setup(self._kdamonds.mark_us, splits=True)
+            self._admin.set_up(slot, setup)
+            self._admin.set_target(slot, frame.pid)
+            self._admin.set_range(slot, frame.start, frame.end)
+            return setup
+
+        started = self._kdamonds.start(frame.pid, pidfd, set_up, Operations.FVADDR)
+        return Look(
+            frame,
+            started,
+            self._admin,
+            open_reader=lambda: RingReader(tracepoint, started.pid, regions=3 * frame.pages),
+            worker=self._looker,
+        )
+
+    def _end_look(self, look: Look) -> list[Accesses]:
+        """Returns what was seen, if anything was."""
+        self._look, found = None, look.close()
+        with suppress(ProcessLookupError):
+            self._lens.note(look.frame, task.cpu_s(look.started.pid))
+        self._kdamonds.stop(look.started)
+        if found is None:
+            return []
+        self.zoomed_pages += look.frame.pages
+        return [found]
+
+    @property
+    def _spare_percent(self) -> float:
+        """What the targets' kdamonds leave of the budget, and a little in any case."""
+        share = self.cpu_percent / len(self._watches)
+        used = [tuning.cpu_percent for tuning in self.tuning.values()]
+        spare = self.cpu_percent - sum(share if percent is None else percent for percent in used)
+        return max(spare, SPARE_LEAST * self.cpu_percent)
 
     def _open(self, pid: Pid, pidfd: int) -> Watch:
         """Watches by the ring, from the first refusal of perf on by tried_regions."""
@@ -220,13 +272,13 @@ class Session:
                 raise
             self._tracepoint = None
         except ProcessLookupError:  # of the kdamond, which ends with its target
-            raise _no_process(pid) from None
+            raise no_process(pid) from None
         return self._open_once(pid, pidfd)
 
     def _open_once(self, pid: Pid, pidfd: int) -> Watch:
-        started = self._start(pid, pidfd)
+        started = self._kdamonds.start(pid, pidfd, lambda slot: self._set_up(slot, pid))
         with ExitStack() as stack:
-            stack.callback(self._journal.revert, started.entry)
+            stack.callback(self._kdamonds.stop, started)
             reader = self._reader(started)
             stack.callback(reader.close)
             now_s = time.monotonic()
@@ -234,52 +286,16 @@ class Session:
                 self._limits, self._admin, started, worker=self._worker, now_s=now_s
             )
             stack.pop_all()
-        return Watch(pid=pid, pidfd=pidfd, entry=started.entry, reader=reader, governor=governor)
-
-    def _start(self, pid: Pid, pidfd: int) -> Started:
-        """Starts a kdamond, stopping damon_stat for it where that is configured."""
-        try:
-            return self._start_once(pid, pidfd)
-        except ExclusiveUse as use:
-            if use.module != "damon_stat" or not self._config.take_over:
-                raise
-            entry = self._journal.write(use.switch, "N")
-        if entry is not None:
-            self._entries.append(entry)
-        return self._start_once(pid, pidfd)
-
-    def _start_once(self, pid: Pid, pidfd: int) -> Started:
-        slot = self._free_slot()
-        change = Kdamond(slot=slot, mark_us=self._mark_us, target=pid)
-        entry = self._journal.record(change)
-        with ExitStack() as stack:
-            stack.callback(self._journal.revert, entry)
-            setup = self._set_up(slot, pid)
-            kdamond = self._turn_on(slot, pid, pidfd)
-            self._journal.amend(entry, replace(change, pid=kdamond))
-            stack.pop_all()
-        return Started(slot=slot, pid=kdamond, entry=entry, setup=setup)
+        return Watch(pid=pid, pidfd=pidfd, started=started, reader=reader, governor=governor)
 
     def _set_up(self, slot: SlotIndex, pid: Pid) -> Setup:
-        self._admin.claim(slot, self._mark_us)
-        has_goal = self._admin.has_goal(slot)
-        setup = tuning.setup(self._limits, thrift=1.0, has_goal=has_goal, mark_us=self._mark_us)
+        has_goal, mark_us = self._admin.has_goal(slot), self._kdamonds.mark_us
+        setup = tuning.setup(self._limits, thrift=1.0, has_goal=has_goal, mark_us=mark_us)
         self._admin.set_up(slot, setup)
         self._admin.set_target(slot, pid)
         if self._tracepoint is None:
             self._admin.add_scheme(slot)
         return setup
-
-    def _turn_on(self, slot: SlotIndex, pid: Pid, pidfd: int) -> Pid:
-        try:
-            kdamond = self._admin.turn_on(slot)
-        except OSError as error:
-            if error.errno != errno.EINVAL or not _has_exited(pidfd):
-                raise
-            kdamond = None
-        if kdamond is None or _has_exited(pidfd):  # its number might be another's by now
-            raise _no_process(pid)
-        return kdamond
 
     def _reader(self, started: Started) -> Reader:
         if self._tracepoint is None:
@@ -299,39 +315,12 @@ class Session:
             max_regions=min(self._config.max_regions, TRIED_REGIONS_MOST),
         )
 
-    def _free_slot(self) -> SlotIndex:
-        """Returns a slot that nobody uses, the last one: others count from the first."""
-        slots = self._admin.slots()
-        if len(slots) < SLOTS and all(slot.is_free for slot in slots):
-            self._entries.append(self._journal.record(Slots(before=len(slots), after=SLOTS)))
-            self._admin.resize(SLOTS)
-            slots = self._admin.slots()
-        free = [slot.index for slot in slots if slot.is_free]
-        if not free:
-            raise self._no_slot(slots)
-        return free[-1]
-
-    def _no_slot(self, slots: tuple[Slot, ...]) -> Conflict:
-        changes = self._journal.changes.values()
-        ours = {change.slot for change in changes if isinstance(change, Kdamond)}
-        others = [str(slot) for slot in slots if slot.index not in ours]
-        if not others:
-            return Conflict(
-                f"tierd watches {len(slots)} processes already, the most it can",
-                hint="name fewer targets",
-            )
-        return Conflict(
-            f"DAMON has no free slot of {len(slots)}; others hold {'; '.join(others)}",
-            hint="stop one (echo off > its state file) or wait for its end; slots are added by "
-            "/sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds, which empties all of them",
-        )
-
 
 def _open_process(pid: Pid) -> int:
     """Returns a pidfd of a process with memory of its own."""
     found = process.read_process(pid)
     if found is None:
-        raise _no_process(pid)
+        raise no_process(pid)
     if found.is_kernel_thread:
         raise TierdError(
             f"{pid} ({found.command}) is a kernel thread, which has no memory to place",
@@ -343,18 +332,7 @@ def _open_process(pid: Pid) -> int:
             hint=f"name that: {found.leader}",
         )
     pidfd = os.pidfd_open(pid)
-    if _has_exited(pidfd):
+    if has_exited(pidfd):
         os.close(pidfd)
-        raise _no_process(pid)
+        raise no_process(pid)
     return pidfd
-
-
-def _has_exited(pidfd: int) -> bool:
-    """Says whether a process has ended, also when nobody has waited for it."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def _no_process(pid: Pid) -> ProcessLookupError:
-    return ProcessLookupError(errno.ESRCH, f"no process {pid}")
