@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from tierd.config import Config
 from tierd.decide.guard import Guard, judge, promotable
 from tierd.decide.heat import ceiling, fold, score
+from tierd.decide.magnify import is_unequal, magnify
 from tierd.decide.placement import is_hot, plan
 from tierd.decide.settle import settle, unsettle
+from tierd.decide.zoom import most_doubtful
 from tierd.discover.tenants import Tenants
 from tierd.errors import NotFound, TierdError
 from tierd.kernel.process import Process
@@ -53,6 +55,9 @@ LOOK_COST = 100
 
 LOOK_AGAIN_S = 2.0
 
+ZOOM_WAIT_MOST_S = 60.0
+"""Between two looks at single pages of a target whose pages were alike again and again."""
+
 
 class Pin(StrEnum):
     """What an operator has said about a target's memory."""
@@ -72,6 +77,10 @@ class Watched:
     accesses: Accesses | None = None
     mapped: NDArray[np.void] | None = None
     look_at_s: float = 0.0
+    zooms_in_vain: int = 0
+    """How often in a row all pages of a range were found alike."""
+    zoom_at_s: float = 0.0
+    """From when on its single pages may be looked at again."""
     pin: Pin | None = None
     guard: Guard = field(default_factory=Guard)
 
@@ -79,6 +88,13 @@ class Watched:
         """Returns what it has on each tier."""
         length = self.pieces["end"] - self.pieces["start"]
         return np.asarray((length[:, None] * self.pieces["resident"]).sum(axis=0), np.float64)
+
+    def take_zoomed(self, accesses: Accesses, policy: Policy) -> None:
+        """Takes in a look at single pages; the next waits ever longer while these are alike."""
+        self.pieces = magnify(self.pieces, accesses, policy)
+        self.zooms_in_vain = 0 if is_unequal(accesses) else self.zooms_in_vain + 1
+        wait_s = min(ZOOM_WAIT_MOST_S, 2.0 ** min(self.zooms_in_vain, 10) - 1)
+        self.zoom_at_s = accesses.at_s + wait_s
 
     def is_fresh(self, now_s: float) -> bool:
         seen = self.accesses
@@ -194,12 +210,14 @@ class Daemon:
         seen = self.sampler.poll()
         for accesses in seen:
             self._take_in(accesses)
-        targets = self._fresh_targets(begin_s)
+        fresh = self._fresh_targets(begin_s)
         rooms = self._rooms()
         if self.record is not None:
             self.record(self._as_seen(begin_s, seen, rooms))
+        targets = self._targets(fresh, begin_s)
         made = self._decide(targets, rooms, begin_s)
         self._move(made, begin_s)
+        self._zoom(targets, begin_s)
         self.rounds += 1
         self.round_s = self.machine.monotonic() - begin_s
         self.rounds_s += self.round_s
@@ -303,10 +321,13 @@ class Daemon:
         watched = self.watched.get(accesses.pid)
         if watched is None:
             return
+        policy = self.config.policy.placement
+        if accesses.zoomed:
+            watched.take_zoomed(accesses, policy)
+            return
         self._look_at_mappings(watched, accesses.at_s)
         if watched.mapped is None:
             return
-        policy = self.config.policy.placement
         watched.accesses = accesses
         watched.pieces = fold(watched.pieces, accesses, watched.mapped, policy)
 
@@ -381,9 +402,10 @@ class Daemon:
         config = self.config
         return int(config.migrate.budget_mbps * (1 << 20) * config.daemon.interval_s)
 
-    def _decide(self, fresh: list[Watched], rooms: list[TierRoom], now_s: float) -> Plan:
+    def _targets(self, fresh: list[Watched], now_s: float) -> list[Target]:
+        """Returns what may be moved of them."""
         policy = self.policy()
-        targets = [
+        return [
             Target(
                 pid=w.process.pid,
                 pieces=w.pieces,
@@ -395,13 +417,15 @@ class Daemon:
             for w in fresh
             if w.accesses is not None and w.pin is not Pin.HERE
         ]
+
+    def _decide(self, targets: list[Target], rooms: list[TierRoom], now_s: float) -> Plan:
         budget = self.budget_bytes
         if self.cost.seen_pages < FIRST_PAGES:
             budget = min(budget, FIRST_PAGES * PAGE_BYTES)
         made = plan(
             targets,
             rooms,
-            policy,
+            self.policy(),
             now_s=now_s,
             budget_bytes=budget,
             promotable=self._promotable(),
@@ -415,6 +439,15 @@ class Daemon:
             target.pieces["kept"] = made.kept_codes[first:last]
             first = last
         return made
+
+    def _zoom(self, targets: list[Target], now_s: float) -> None:
+        """Has the most doubtful memory looked at page by page, a range at a time."""
+        if not self.sampler.can_zoom:
+            return
+        due = [target for target in targets if self.watched[target.pid].zoom_at_s <= now_s]
+        doubt = most_doubtful(due, self.policy(), now_s=now_s)
+        if doubt is not None:
+            self.sampler.zoom(doubt.pid, doubt.start, doubt.end, per_page_s=doubt.per_page_s)
 
     # Migrate
 
@@ -504,7 +537,12 @@ class Daemon:
     def _sampler_status(self) -> dict[str, Any]:
         sampler = self.sampler
         tuning = {str(pid): asdict(tuning) for pid, tuning in sampler.tuning.items()}
-        return {"way": sampler.way, "lost": sampler.losses, "tuning": tuning}
+        return {
+            "way": sampler.way,
+            "lost": sampler.losses,
+            "zoomed_pages": sampler.zoomed_pages,
+            "tuning": tuning,
+        }
 
     def _tier_status(self, tier: Tier, room: TierRoom) -> dict[str, Any]:
         backing = {str(node.backing) for node in self.topology.nodes if node.id in tier.nodes}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tierd.config import Config
 from tierd.config.check import Document, check
 from tierd.daemon import Daemon, Round, Watched
-from tierd.decide.heat import overlay, rates
+from tierd.decide.heat import divided, is_zoomed, overlay, rates
 from tierd.kernel.pressure import Pressure
 from tierd.kernel.process import Process
 from tierd.model import (
@@ -149,6 +149,8 @@ class _Played:
 
     way = "recording"
     losses = 0
+    zoomed_pages = 0
+    can_zoom = False
     tuning: Mapping[Pid, Tuning] = {}
 
     def __init__(self, recording: Recording, config: Config, fast_bytes: int | None) -> None:
@@ -277,6 +279,9 @@ class _Played:
     def unwatch(self, pid: Pid) -> None:
         """Nothing ends."""
 
+    def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> None:
+        """Nothing is looked at but what was."""
+
     def poll(self) -> list[Accesses]:
         return self.moment.seen
 
@@ -361,8 +366,10 @@ def _accessed(watched: Watched) -> tuple[Floats, Floats]:
     start, end, (region, piece) = overlay(seen.regions, pieces)
     both = (region >= 0) & (piece >= 0)
     size = (end - start)[both].astype(np.float64)
-    rate = rates(seen)[region[both]].astype(np.float64)
-    return rate, size[:, None] * pieces["resident"][piece[both]]
+    region, piece, rate = region[both], piece[both], rates(seen)[region[both]]
+    if is_zoomed(pieces).any():
+        rate = divided(pieces.take(piece), rate, region, size)
+    return rate.astype(np.float64), size[:, None] * pieces["resident"][piece]
 
 
 def latencies_ns(tiers: Sequence[Tier], gap_ns: float) -> Floats:

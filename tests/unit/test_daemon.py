@@ -3,6 +3,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +35,7 @@ from tierd.cli.status import as_text
 from tierd.config import Config, MigrateConfig, Mode, PolicyConfig
 from tierd.daemon import FIRST_PAGES, LOOK_AGAIN_S, STALE_AGGREGATIONS, Daemon, Pin
 from tierd.errors import Conflict
-from tierd.model import PAGE_BYTES, Pid, Plan, Policy, Rank, Report, TierKind, Topology
+from tierd.model import PAGE_BYTES, Accesses, Pid, Plan, Policy, Rank, Report, TierKind, Topology
 
 
 def budget(mbps: float, mode: Mode = Mode.PLACE) -> Config:
@@ -425,6 +426,43 @@ def test_a_process_whose_moves_do_not_pay_is_left_alone_and_told(
     assert sum(moved[20:]) == 0
     assert machine.told[-1]["targets"][0]["rests"]
     assert "most of what was moved lately was not worth it" in caplog.text
+
+
+class Looking(FakeSampler):
+    """A fake that can look at single pages; `counts` are what is seen of them, in turn."""
+
+    can_zoom = True
+
+    def __init__(
+        self, snapshots: Sequence[Accesses], machine: Machine, counts: Sequence[int]
+    ) -> None:
+        super().__init__(snapshots, machine)
+        self.counts, self.looks = counts, 0
+        self.seen: list[Accesses] = []
+
+    def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> None:
+        first = (start - SPAN.start) // PAGE_BYTES
+        edges = np.arange(first, min(first + PAGES // 16, PAGES) + 1)
+        counts = np.resize(self.counts, len(edges) - 1)
+        self.seen.append(replace(snapshot(edges, counts, self.machine.now_s), zoomed=True))
+        self.looks += 1
+
+    def poll(self) -> list[Accesses]:
+        seen, self.seen = self.seen, []
+        return super().poll() + [replace(accesses, pid=HOT) for accesses in seen]
+
+
+@pytest.mark.parametrize(("counts", "least", "most"), [((3,), 5, 12), ((20, 0, 0, 0), 16, 20)])
+def test_pages_that_are_alike_are_looked_at_ever_more_rarely(
+    machine: Machine, counts: Sequence[int], least: int, most: int
+) -> None:
+    """Of pages that are not, each is looked at once in 300 s."""
+    machine.start(HOT, Memory(SPAN))
+    at_s = np.arange(0, 200, AGGREGATION_S).tolist()
+    lukewarm = [snapshot([0, PAGES], [n % 40 == 0], now_s) for n, now_s in enumerate(at_s)]
+    sampler = Looking(lukewarm, machine, counts)
+    machine.rounds(machine.daemon(sampler), 200)
+    assert least <= sampler.looks <= most
 
 
 def test_what_is_pinned_where_it_is_stays(machine: Machine) -> None:

@@ -97,6 +97,27 @@ def test_a_replay_moves_what_was_moved(path: Path) -> None:
     assert found.hit_ratio <= found.best_ratio <= 1
 
 
+def test_a_look_at_single_pages_is_replayed(path: Path) -> None:
+    """Every second page is hot, which one snapshot tells; there is room for these alone."""
+    edges = np.arange(PAGES + 1)
+    looked = replace(snapshot(edges, [20, 0] * (PAGES // 2), at_s=3.1), zoomed=True)
+    blind = [snapshot([0, PAGES], [15], at_s=number * AGGREGATION_S) for number in range(100)]
+    seen = sorted([*blind, looked], key=lambda accesses: accesses.at_s)
+    machine = Machine(fast_bytes=PAGES * PAGE_BYTES * 5 // 8)
+    machine.start(HOT, Memory(SPAN))
+    with recording_to(path, most_bytes=4 << 20) as recorder:
+        daemon = machine.daemon(FakeSampler(seen, machine))
+        daemon.record = recorder
+        machine.rounds(daemon, SECONDS)
+    assert machine.memory[HOT].rank[::2].tolist().count(DRAM) >= 0.9 * PAGES / 2
+    recording = load(path)
+    assert [accesses.zoomed for m in recording.moments for accesses in m.seen].count(True) == 1
+    found = replay(recording, configured(recording))
+    last = found.at_s > SECONDS - 5
+    assert found.hits[last, 0].min() >= 0.9
+    assert found.optimum[last].min() >= 0.99
+
+
 def test_a_recording_that_moved_nothing_replays_as_one_that_did(path: Path, tmp_path: Path) -> None:
     recorded(Machine(fast_bytes=24 * MIB), path)
     idle = tmp_path / "idle.tierd"

@@ -199,6 +199,7 @@ def _accesses(text: Mapping[str, Any], rows: NDArray[np.void]) -> Accesses:
         sample_s=sample_s,
         aggregation_s=aggregation_s,
         regions=_checked(rows),
+        zoomed=text.get("zoomed") is True,
     )
 
 
