@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every second page is hot, and the fast node has room for the hot ones alone."""
+
+import pytest
+from guests.guest import Guest
+from guests.tiering import ballast, tierd
+from guests.topology import slow_node
+from guests.workloads import hotset
+
+HOT_MIB, BUFFER_MIB, FREE_MIB = 48, 128, 80
+"""The hot pages lie in twice HOT_MIB; of FREE_MIB some 19 are headroom."""
+FOUND, FIND_S = 0.9, 300
+
+RULE = """
+[[target]]
+command = "hotset"
+[policy]
+latency_gap_ns = 400.0  # moves take an emulated CPU twenty times as long
+"""
+
+
+@pytest.mark.guest(slow_node())
+def test_sparse_hot_pages_are_found(guest: Guest) -> None:
+    options = ("--mib", f"{BUFFER_MIB}", "--hot-mib", f"{HOT_MIB}", "--share", "98", "--stride")
+    with tierd(guest, settings=RULE) as running:
+        running.wait_until_up()
+        with ballast(guest, 0, FREE_MIB), hotset(guest, *options, "--node", "1") as load:
+            seen = [load.sample()]
+            for sample in load.samples(FIND_S):
+                seen.append(sample)
+                if sample.hot_share >= FOUND:
+                    break
+            assert seen[-1].hot_share >= FOUND, ([s.hot_share for s in seen], running.status)
