@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The perf ring of damon:damon_aggregated, decoded into an array of the caller.
+ * Perf rings, decoded into an array of the caller: of damon:damon_aggregated, and of accesses that
+ * hardware has sampled.
  *
  * Follows perf_event_open(2) and include/uapi/linux/perf_event.h: the reader loads data_head,
  * consumes behind a read barrier, and stores data_tail behind a full one.
@@ -9,7 +10,9 @@
 
 #include <errno.h>
 #include <linux/perf_event.h>
+#include <stdbool.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -17,6 +20,11 @@
 
 #define SAMPLE_MOST 512 /* bytes of a sample up to the end of the last field we read */
 #define RAW_AT 20	/* header, u64 time, u32 size of the raw data, raw data */
+
+#define ACCESS_SAMPLE                                                                              \
+	(PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_ADDR | PERF_SAMPLE_WEIGHT |              \
+	 PERF_SAMPLE_DATA_SRC | PERF_SAMPLE_PHYS_ADDR)
+#define ACCESS_BYTES 56 /* header, u32 pid and tid, and u64 each: the others in perf's order */
 
 /* The data area, in which positions count up for ever and wrap around. */
 struct data {
@@ -112,25 +120,69 @@ static void fill_record(const uint8_t *sample, const struct tierd_layout *layout
 	cursor->gap = 0;
 }
 
-/* Takes in one record of the ring. Returns 1 when it became a tierd_record, else 0. */
-static int take(const struct data *data, const struct perf_event_header *header, uint32_t raw,
-		const struct tierd_layout *layout, struct tierd_cursor *cursor,
-		struct tierd_record *ret_record)
+/* What a PERF_RECORD_SAMPLE becomes. */
+struct form {
+	const struct tierd_layout *layout; /* NULL for an access */
+	uint32_t raw;			   /* bytes that hold all fields of the layout */
+	size_t bytes;			   /* of what it becomes */
+};
+
+/* Returns whether the sample, of @size bytes, became a tierd_record. */
+static bool take_record(const struct data *data, uint16_t size, const struct form *form,
+			struct tierd_cursor *cursor, struct tierd_record *ret_record)
 {
 	uint8_t bounce[SAMPLE_MOST];
 	const uint8_t *at;
 	uint32_t have;
 
+	if (size < RAW_AT + form->raw)
+		return false;
+	at = peek(data, cursor->tail, RAW_AT + form->raw, bounce);
+	have = load32(at + RAW_AT - sizeof(have));
+	if (have < form->raw || have > size - (uint32_t)RAW_AT)
+		return false;
+	fill_record(at, form->layout, cursor, ret_record);
+	return true;
+}
+
+/* Returns whether the sample, of @size bytes, became a tierd_access. */
+static bool take_access(const struct data *data, uint16_t size, struct tierd_cursor *cursor,
+			struct tierd_access *ret_access)
+{
+	uint8_t bounce[ACCESS_BYTES];
+	const uint8_t *at;
+
+	if (size != ACCESS_BYTES)
+		return false;
+	at = peek(data, cursor->tail, ACCESS_BYTES, bounce);
+	*ret_access = (struct tierd_access){
+		.pid = load32(at + 8),
+		.tid = load32(at + 12),
+		.time_ns = load64(at + 16),
+		.addr = load64(at + 24),
+		.weight = load32(at + 32),
+		.source = load64(at + 40),
+		.phys_addr = load64(at + 48),
+		.lost = cursor->gap,
+	};
+	cursor->gap = 0;
+	return true;
+}
+
+/* Takes in one record of the ring. Returns 1 when it became one of the caller's, else 0. */
+static inline __attribute__((always_inline)) int take(const struct data *data,
+						      const struct perf_event_header *header,
+						      const struct form *form,
+						      struct tierd_cursor *cursor, void *ret)
+{
+	uint8_t bounce[8];
+
 	switch (header->type) {
 	case PERF_RECORD_SAMPLE:
-		if (header->size < RAW_AT + raw)
-			break;
-		at = peek(data, cursor->tail, RAW_AT + raw, bounce);
-		have = load32(at + RAW_AT - sizeof(have));
-		if (have < raw || have > header->size - (uint32_t)RAW_AT)
-			break;
-		fill_record(at, layout, cursor, ret_record);
-		return 1;
+		if (form->layout ? take_record(data, header->size, form, cursor, ret) :
+				   take_access(data, header->size, cursor, ret))
+			return 1;
+		break;
 	case PERF_RECORD_LOST: /* header, u64 id, u64 lost */
 		if (header->size < 24)
 			break;
@@ -141,6 +193,9 @@ static int take(const struct data *data, const struct perf_event_header *header,
 			break;
 		note_lost(cursor, load64(peek(data, cursor->tail + 8, 8, bounce)));
 		return 0;
+	case PERF_RECORD_THROTTLE:
+		cursor->throttled++;
+		return 0;
 	default:
 		return 0;
 	}
@@ -148,18 +203,17 @@ static int take(const struct data *data, const struct perf_event_header *header,
 	return 0;
 }
 
-int tierd_decode_records(const struct tierd_layout *layout, const void *bytes, uint64_t data_bytes,
-			 uint64_t head, uint32_t capacity, struct tierd_cursor *cursor,
-			 struct tierd_record *ret_records)
+static inline __attribute__((always_inline)) int decode(const struct form *form, const void *bytes,
+							uint64_t data_bytes, uint64_t head,
+							uint32_t capacity,
+							struct tierd_cursor *cursor, uint8_t *ret)
 {
 	/* Copies, which no store to a record can change: they stay in registers. */
 	const struct data data = { .bytes = bytes, .mask = data_bytes - 1 };
-	const struct tierd_layout fields = *layout;
 	struct tierd_cursor at = *cursor;
-	uint32_t raw = raw_bytes(&fields);
 	uint32_t count = 0;
 
-	if (raw == 0 || data_bytes < 8 || data_bytes & (data_bytes - 1) || capacity > INT32_MAX)
+	if (data_bytes < 8 || data_bytes & (data_bytes - 1) || capacity > INT32_MAX)
 		return -EINVAL;
 	while (at.tail != head && count < capacity) {
 		uint64_t unread = head - at.tail;
@@ -173,64 +227,176 @@ int tierd_decode_records(const struct tierd_layout *layout, const void *bytes, u
 			at.tail = head;
 			break;
 		}
-		count += take(&data, &header, raw, &fields, &at, &ret_records[count]);
+		count += take(&data, &header, form, &at, ret + count * form->bytes);
 		at.tail += header.size;
 	}
 	*cursor = at;
 	return (int)count;
 }
 
-static int open_event(uint64_t event, int32_t pid, uint32_t wakeup_bytes)
+int tierd_decode_records(const struct tierd_layout *layout, const void *bytes, uint64_t data_bytes,
+			 uint64_t head, uint32_t capacity, struct tierd_cursor *cursor,
+			 struct tierd_record *ret_records)
 {
-	struct perf_event_attr attr = {
-		.type = PERF_TYPE_TRACEPOINT,
-		.size = sizeof(attr),
-		.config = event,
-		.sample_period = 1,
-		.sample_type = PERF_SAMPLE_TIME | PERF_SAMPLE_RAW,
-		.watermark = 1,
-		.wakeup_watermark = wakeup_bytes,
-		.use_clockid = 1,
-		.clockid = CLOCK_MONOTONIC,
-	};
+	const struct tierd_layout fields = *layout;
+	const struct form form = { .layout = &fields,
+				   .raw = raw_bytes(&fields),
+				   .bytes = sizeof(*ret_records) };
 
-	return (int)syscall(SYS_perf_event_open, &attr, pid, -1, -1, PERF_FLAG_FD_CLOEXEC);
+	if (form.raw == 0)
+		return -EINVAL;
+	return decode(&form, bytes, data_bytes, head, capacity, cursor, (uint8_t *)ret_records);
+}
+
+int tierd_decode_accesses(const void *bytes, uint64_t data_bytes, uint64_t head, uint32_t capacity,
+			  struct tierd_cursor *cursor, struct tierd_access *ret_accesses)
+{
+	const struct form form = { .bytes = sizeof(*ret_accesses) };
+
+	return decode(&form, bytes, data_bytes, head, capacity, cursor, (uint8_t *)ret_accesses);
+}
+
+static int open_event(const struct perf_event_attr *attr, int32_t pid, int32_t cpu, int leader)
+{
+	return (int)syscall(SYS_perf_event_open, attr, pid, cpu, leader, PERF_FLAG_FD_CLOEXEC);
+}
+
+static void close_events(const struct tierd_ring *ring)
+{
+	if (ring->fd >= 0)
+		close(ring->fd);
+	if (ring->leader >= 0)
+		close(ring->leader);
+}
+
+/*
+ * Opens what @attr says for @pid on @cpu, with a ring of its own, behind an open @leader unless that
+ * is -1. The leader is closed with the ring, or if there is none.
+ */
+static int open_ring(struct perf_event_attr *attr, int32_t pid, int32_t cpu, int leader,
+		     uint64_t data_bytes, uint32_t wakeup_bytes, struct tierd_ring *ret_ring)
+{
+	struct tierd_ring ring = { .data_bytes = data_bytes, .leader = leader };
+	int err;
+
+	attr->size = sizeof(*attr);
+	attr->watermark = 1;
+	attr->wakeup_watermark = wakeup_bytes;
+	attr->use_clockid = 1;
+	attr->clockid = CLOCK_MONOTONIC;
+	ring.fd = open_event(attr, pid, cpu, leader);
+	if (ring.fd < 0)
+		goto fail;
+	ring.map = mmap(NULL, sysconf(_SC_PAGESIZE) + data_bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
+			ring.fd, 0);
+	if (ring.map == MAP_FAILED)
+		goto fail;
+	*ret_ring = ring;
+	return 0;
+fail:
+	err = -errno;
+	close_events(&ring);
+	return err;
 }
 
 int tierd_open_ring(uint64_t event, int32_t pid, uint64_t data_bytes, uint32_t wakeup_bytes,
 		    struct tierd_ring *ret_ring)
 {
-	struct tierd_ring ring = { .data_bytes = data_bytes };
-	int err;
+	struct perf_event_attr attr = {
+		.type = PERF_TYPE_TRACEPOINT,
+		.config = event,
+		.sample_period = 1,
+		.sample_type = PERF_SAMPLE_TIME | PERF_SAMPLE_RAW,
+	};
 
-	ring.fd = open_event(event, pid, wakeup_bytes);
-	if (ring.fd < 0)
-		return -errno;
-	ring.map = mmap(NULL, sysconf(_SC_PAGESIZE) + data_bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
-			ring.fd, 0);
-	if (ring.map == MAP_FAILED) {
-		err = -errno;
-		close(ring.fd);
-		return err;
+	return open_ring(&attr, pid, -1, -1, data_bytes, wakeup_bytes, ret_ring);
+}
+
+int tierd_open_accesses(const struct tierd_event *event, int32_t pid, int32_t cpu,
+			uint64_t data_bytes, uint32_t wakeup_bytes, struct tierd_ring *ret_ring)
+{
+	struct perf_event_attr attr = {
+		.type = event->type,
+		.config = event->config,
+		.config1 = event->config1,
+		.config2 = event->config2,
+		.sample_period = event->period,
+		.sample_type = ACCESS_SAMPLE,
+		.precise_ip = event->precise,
+		.exclude_kernel = event->flags & TIERD_EXCLUDE_KERNEL ? 1 : 0,
+		.exclude_hv = event->flags & TIERD_EXCLUDE_KERNEL ? 1 : 0,
+	};
+	/* A group has one clock. */
+	struct perf_event_attr leading = { .type = event->type,
+					   .size = sizeof(leading),
+					   .config = event->leader,
+					   .use_clockid = 1,
+					   .clockid = CLOCK_MONOTONIC };
+	int leader = -1;
+
+	if (event->precise > 3 || event->flags & ~TIERD_EXCLUDE_KERNEL)
+		return -EINVAL;
+	if (event->leader) {
+		leader = open_event(&leading, pid, cpu, -1);
+		if (leader < 0)
+			return -errno;
 	}
-	*ret_ring = ring;
-	return 0;
+	return open_ring(&attr, pid, cpu, leader, data_bytes, wakeup_bytes, ret_ring);
+}
+
+int tierd_set_period(struct tierd_ring *ring, uint64_t period)
+{
+	if (!ring->map)
+		return -EBADF;
+	return ioctl(ring->fd, PERF_EVENT_IOC_PERIOD, &period) ? -errno : 0;
+}
+
+/* Where the data of an open ring are, and how far they have been written. */
+static const void *written(const struct tierd_ring *ring, uint64_t *ret_head)
+{
+	const struct perf_event_mmap_page *page = ring->map;
+
+	*ret_head = __atomic_load_n(&page->data_head, __ATOMIC_ACQUIRE);
+	return (const uint8_t *)page + page->data_offset;
+}
+
+static void give_back(struct tierd_ring *ring)
+{
+	struct perf_event_mmap_page *page = ring->map;
+
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	__atomic_store_n(&page->data_tail, ring->cursor.tail, __ATOMIC_RELAXED);
 }
 
 int tierd_read_ring(struct tierd_ring *ring, const struct tierd_layout *layout, uint32_t capacity,
 		    struct tierd_record *ret_records)
 {
-	struct perf_event_mmap_page *page = ring->map;
+	const void *data;
 	uint64_t head;
 	int count;
 
-	if (!page)
+	if (!ring->map)
 		return -EBADF;
-	head = __atomic_load_n(&page->data_head, __ATOMIC_ACQUIRE);
-	count = tierd_decode_records(layout, (const uint8_t *)page + page->data_offset,
-				     ring->data_bytes, head, capacity, &ring->cursor, ret_records);
-	__atomic_thread_fence(__ATOMIC_SEQ_CST);
-	__atomic_store_n(&page->data_tail, ring->cursor.tail, __ATOMIC_RELAXED);
+	data = written(ring, &head);
+	count = tierd_decode_records(layout, data, ring->data_bytes, head, capacity, &ring->cursor,
+				     ret_records);
+	give_back(ring);
+	return count;
+}
+
+int tierd_read_accesses(struct tierd_ring *ring, uint32_t capacity,
+			struct tierd_access *ret_accesses)
+{
+	const void *data;
+	uint64_t head;
+	int count;
+
+	if (!ring->map)
+		return -EBADF;
+	data = written(ring, &head);
+	count = tierd_decode_accesses(data, ring->data_bytes, head, capacity, &ring->cursor,
+				      ret_accesses);
+	give_back(ring);
 	return count;
 }
 
@@ -239,7 +405,7 @@ void tierd_close_ring(struct tierd_ring *ring)
 	if (!ring->map)
 		return;
 	munmap(ring->map, sysconf(_SC_PAGESIZE) + ring->data_bytes);
-	close(ring->fd);
+	close_events(ring);
 	ring->map = NULL;
-	ring->fd = -1;
+	ring->fd = ring->leader = -1;
 }

@@ -149,12 +149,14 @@ struct tierd_record {
  * @tail: bytes consumed, as in perf_event_mmap_page's data_tail
  * @lost: records that the kernel could not write, ever
  * @corrupt: stretches skipped since they could not be parsed, ever
+ * @throttled: how often the kernel held an event for being too frequent, ever
  * @gap: lost or skipped since the last decoded record, due in the next one's @lost
  */
 struct tierd_cursor {
 	uint64_t tail;
 	uint64_t lost;
 	uint64_t corrupt;
+	uint64_t throttled;
 	uint32_t gap;
 };
 
@@ -177,16 +179,50 @@ int tierd_decode_records(const struct tierd_layout *layout, const void *data, ui
 			 struct tierd_record *ret_records);
 
 /**
+ * struct tierd_access - an access that was sampled
+ * @time_ns: CLOCK_MONOTONIC
+ * @addr: the virtual address that was accessed, 0 where it is not known
+ * @phys_addr: the physical one, likewise
+ * @source: what served it, as union perf_mem_data_src; 0 where it is not known
+ * @pid: whose it is
+ * @tid: which thread's
+ * @weight: what it took, in the unit of the event: cycles for loads of Intel and AMD
+ * @lost: samples lost between the previous one and this
+ */
+struct tierd_access {
+	uint64_t time_ns;
+	uint64_t addr;
+	uint64_t phys_addr;
+	uint64_t source;
+	uint32_t pid;
+	uint32_t tid;
+	uint32_t weight;
+	uint32_t lost;
+};
+
+/**
+ * tierd_decode_accesses() - decode what lies in a ring of tierd_open_accesses()
+ *
+ * As tierd_decode_records(), for samples of its form; others count as corrupt.
+ *
+ * Return: the number of accesses, or -EINVAL for an impossible @data_bytes.
+ */
+int tierd_decode_accesses(const void *data, uint64_t data_bytes, uint64_t head, uint32_t capacity,
+			  struct tierd_cursor *cursor, struct tierd_access *ret_accesses);
+
+/**
  * struct tierd_ring - an open perf event with its mapped ring
  * @map: struct perf_event_mmap_page, the data area one page behind it
  * @data_bytes: size of the data area
  * @fd: the event, to poll for input
+ * @leader: the event that leads its group, -1 where it is alone
  * @cursor: how far it has been read
  */
 struct tierd_ring {
 	void *map;
 	uint64_t data_bytes;
 	int32_t fd;
+	int32_t leader;
 	struct tierd_cursor cursor;
 };
 
@@ -214,6 +250,62 @@ int tierd_open_ring(uint64_t event, int32_t pid, uint64_t data_bytes, uint32_t w
  */
 int tierd_read_ring(struct tierd_ring *ring, const struct tierd_layout *layout, uint32_t capacity,
 		    struct tierd_record *ret_records);
+
+#define TIERD_EXCLUDE_KERNEL 1
+
+/**
+ * struct tierd_event - a perf event whose samples tell addresses
+ * @config: as in struct perf_event_attr, likewise the next ones
+ * @period: a sample is taken of each so many events
+ * @leader: config of an event that has to count beside this one, 0 for none: Intel's mem-loads-aux
+ * @precise: what skid is allowed, 0 to 3, as precise_ip
+ * @flags: TIERD_EXCLUDE_KERNEL to leave out what the kernel does itself
+ */
+struct tierd_event {
+	uint64_t config;
+	uint64_t config1;
+	uint64_t config2;
+	uint64_t period;
+	uint64_t leader;
+	uint32_t type;
+	uint32_t precise;
+	uint32_t flags;
+};
+
+/**
+ * tierd_open_accesses() - sample the accesses of a process or a CPU
+ * @event: what is sampled
+ * @pid: the process, -1 for all of a CPU
+ * @cpu: the CPU, -1 for any that the process runs on
+ * @data_bytes: as of tierd_open_ring()
+ * @wakeup_bytes: as of tierd_open_ring()
+ * @ret_ring: to be closed with tierd_close_ring()
+ *
+ * Return: 0, -EINVAL also for impossible @flags or @precise, or another negative errno of
+ * perf_event_open(2) or mmap(2).
+ */
+int tierd_open_accesses(const struct tierd_event *event, int32_t pid, int32_t cpu,
+			uint64_t data_bytes, uint32_t wakeup_bytes, struct tierd_ring *ret_ring);
+
+/**
+ * tierd_read_accesses() - decode and consume what is in the ring
+ * @ring: an open ring of tierd_open_accesses()
+ * @capacity: room in @ret_accesses
+ * @ret_accesses: as of tierd_decode_accesses()
+ *
+ * Return: as of tierd_decode_accesses(), or -EBADF for a closed ring.
+ */
+int tierd_read_accesses(struct tierd_ring *ring, uint32_t capacity,
+			struct tierd_access *ret_accesses);
+
+/**
+ * tierd_set_period() - sample more or less often from now on
+ * @ring: an open ring of tierd_open_accesses()
+ * @period: as of struct tierd_event
+ *
+ * Return: 0, -EBADF for a closed ring, or another negative errno of ioctl(PERF_EVENT_IOC_PERIOD).
+ */
+int tierd_set_period(struct tierd_ring *ring, uint64_t period);
 
 /**
  * tierd_close_ring() - unmap and close; a closed ring stays closed

@@ -38,7 +38,7 @@ class Region:
     def encode(self) -> bytes:
         raw = struct.pack("<HBBi", 767, 0, 0, 42)
         raw += struct.pack("<QIxxxxQQII", *self._fields())
-        return _perf(SAMPLE, struct.pack("<QI", self.time_ns, len(raw) + 4) + raw + bytes(4))
+        return perf(SAMPLE, struct.pack("<QI", self.time_ns, len(raw) + 4) + raw + bytes(4))
 
     def _fields(self) -> tuple[int, ...]:
         place = (self.target_id, self.nr_regions, self.start, self.end)
@@ -58,8 +58,8 @@ class Loss:
 
     def encode(self) -> bytes:
         if self.samples:
-            return _perf(LOST_SAMPLES, struct.pack("<Q", self.lost))
-        return _perf(LOST, struct.pack("<QQ", 7, self.lost))
+            return perf(LOST_SAMPLES, struct.pack("<Q", self.lost))
+        return perf(LOST, struct.pack("<QQ", 7, self.lost))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,10 @@ class Foreign:
     """A record of another kind."""
 
     def encode(self) -> bytes:
-        return _perf(THROTTLE, bytes(24))
+        return perf(THROTTLE, bytes(24))
 
 
-def _perf(kind: int, body: bytes) -> bytes:
+def perf(kind: int, body: bytes) -> bytes:
     return struct.pack("<IHH", kind, 0, 8 + len(body)) + body
 
 
@@ -189,7 +189,7 @@ def test_a_size_that_cannot_be_gives_up_the_rest(size: int) -> None:
 
 def test_a_sample_too_short_for_the_layout_tears_the_snapshot() -> None:
     good = Region(1, 2, 3, 4, 5, 6, 7)
-    short = _perf(SAMPLE, struct.pack("<QI", 1, 12) + bytes(12))
+    short = perf(SAMPLE, struct.pack("<QI", 1, 12) + bytes(12))
     got = decode(short + good.encode())
     assert got.records.tolist() == [good.record(1)]
     assert got.corrupt == 1
@@ -206,13 +206,13 @@ def test_raw_data_that_cannot_be_are_refused(raw_bytes: int) -> None:
 @pytest.mark.parametrize("kind", [SAMPLE, LOST, LOST_SAMPLES])
 def test_a_record_without_its_body_is_refused(kind: int) -> None:
     good = Region(1, 2, 3, 4, 5, 6, 7)
-    got = decode(_perf(kind, b"") + good.encode())
+    got = decode(perf(kind, b"") + good.encode())
     assert got.records.tolist() == [good.record(1)]
     assert (got.lost, got.corrupt) == (0, 1)
 
 
 def test_the_size_of_raw_data_is_not_taken_from_the_next_record() -> None:
-    got = decode(_perf(SAMPLE, bytes(8)) + _perf(52, bytes(80)))
+    got = decode(perf(SAMPLE, bytes(8)) + perf(52, bytes(80)))
     assert (len(got.records), got.corrupt) == (0, 1)
 
 

@@ -123,6 +123,7 @@ class Decoded:
     tail: int
     lost: int
     corrupt: int
+    throttled: int
 
 
 def decode(data: bytes, *, head: int, tail: int, layout: Layout, into: NDArray[np.void]) -> Decoded:
@@ -151,41 +152,15 @@ def decode(data: bytes, *, head: int, tail: int, layout: Layout, into: NDArray[n
         tail=cursor.tail,
         lost=cursor.lost,
         corrupt=cursor.corrupt,
+        throttled=cursor.throttled,
     )
 
 
-class Ring:
-    """Every hit of damon_aggregated in one kdamond, from the moment it is opened.
+class PerfRing:
+    """An open perf event with its ring. Poll fileno() for input."""
 
-    Poll fileno() for input. It hangs up when the kdamond ends; a kdamond that is turned on again
-    is another thread and needs another ring.
-
-    Args:
-        event: the tracepoint's id in tracefs.
-        layout: where its fields are.
-        pid: the kdamond's thread, from its `pid` file in sysfs.
-        regions: the most regions that one aggregation may have, over all targets. The ring holds
-            two aggregations.
-        wakeup_records: unread records from which fileno() polls readable.
-
-    Raises:
-        ProcessLookupError: the thread doesn't exist.
-        PermissionError: neither CAP_PERFMON nor perf_event_paranoid allows it; at 3, which only
-            Debian's kernels know, it takes CAP_SYS_ADMIN.
-    """
-
-    def __init__(
-        self, *, event: int, layout: Layout, pid: Pid, regions: int, wakeup_records: int = 1
-    ) -> None:
-        data_bytes = max(4096, 1 << (2 * regions * RECORD_BYTES - 1).bit_length())
-        self._layout = ffi.new("struct tierd_layout *", layout.offsets)
-        self._records = np.empty(data_bytes // RECORD_BYTES, RECORD)
-        self._array = ffi.from_buffer("struct tierd_record[]", self._records, require_writable=True)
+    def __init__(self) -> None:
         self._ring = ffi.new("struct tierd_ring *")
-        check(
-            lib.tierd_open_ring(event, pid, data_bytes, wakeup_records * RECORD_BYTES, self._ring),
-            "perf_event_open",
-        )
 
     def __enter__(self) -> Self:
         return self
@@ -208,6 +183,50 @@ class Ring:
     def corrupt(self) -> int:
         """Stretches of the ring that could not be parsed, and were skipped."""
         return self._ring.cursor.corrupt
+
+    @property
+    def throttled(self) -> int:
+        """How often the kernel has held the event since it came too often."""
+        return self._ring.cursor.throttled
+
+
+def ring_bytes(records: int, record_bytes: int) -> int:
+    """Returns the size of a data area for so many records."""
+    return max(4096, 1 << (records * record_bytes - 1).bit_length())
+
+
+class Ring(PerfRing):
+    """Every hit of damon_aggregated in one kdamond, from the moment it is opened.
+
+    It hangs up when the kdamond ends; a kdamond that is turned on again is another thread and needs
+    another ring.
+
+    Args:
+        event: the tracepoint's id in tracefs.
+        layout: where its fields are.
+        pid: the kdamond's thread, from its `pid` file in sysfs.
+        regions: the most regions that one aggregation may have, over all targets. The ring holds
+            two aggregations.
+        wakeup_records: unread records from which fileno() polls readable.
+
+    Raises:
+        ProcessLookupError: the thread doesn't exist.
+        PermissionError: neither CAP_PERFMON nor perf_event_paranoid allows it; at 3, which only
+            Debian's kernels know, it takes CAP_SYS_ADMIN.
+    """
+
+    def __init__(
+        self, *, event: int, layout: Layout, pid: Pid, regions: int, wakeup_records: int = 1
+    ) -> None:
+        super().__init__()
+        data_bytes = ring_bytes(2 * regions, RECORD_BYTES)
+        self._layout = ffi.new("struct tierd_layout *", layout.offsets)
+        self._records = np.empty(data_bytes // RECORD_BYTES, RECORD)
+        self._array = ffi.from_buffer("struct tierd_record[]", self._records, require_writable=True)
+        check(
+            lib.tierd_open_ring(event, pid, data_bytes, wakeup_records * RECORD_BYTES, self._ring),
+            "perf_event_open",
+        )
 
     def read(self) -> NDArray[np.void]:
         """Returns the records (dtype RECORD) that have come since the last read."""

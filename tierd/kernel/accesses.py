@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accesses that hardware samples, from perf rings; see perf_event_open(2).
+
+Which event tells addresses is the CPU's matter (tierd.kernel.pmu). Where there is none, page faults
+come the same way.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierd.kernel._errors import check
+from tierd.kernel._shim import ffi, lib
+from tierd.kernel.ring import Decoded, PerfRing, ring_bytes
+from tierd.model import Pid
+
+ACCESS = np.dtype(
+    [
+        ("time_ns", "u8"),  # CLOCK_MONOTONIC
+        ("addr", "u8"),  # virtual, 0 where it is not known
+        ("phys_addr", "u8"),  # likewise
+        ("source", "u8"),  # what served it, as union perf_mem_data_src; 0 where not known
+        ("pid", "u4"),
+        ("tid", "u4"),
+        ("weight", "u4"),  # what it took, in the event's unit
+        ("lost", "u4"),  # samples lost between the previous one and this
+    ]
+)
+"""One sampled access."""
+
+ACCESS_BYTES = 56
+"""What a sample takes in the ring."""
+
+PAGE_FAULTS = (1, 2)
+"""Type and config of the software event that every machine has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What is sampled, as struct tierd_event has it; each `period`-th is."""
+
+    type: int
+    config: int
+    period: int
+    config1: int = 0
+    config2: int = 0
+    leader: int = 0
+    precise: int = 0
+    excludes_kernel: bool = True
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """As struct tierd_event names them."""
+        names = ("config", "config1", "config2", "period", "leader", "type", "precise")
+        flags = lib.TIERD_EXCLUDE_KERNEL if self.excludes_kernel else 0
+        return {name: getattr(self, name) for name in names} | {"flags": flags}
+
+
+def decode(data: bytes, *, head: int, tail: int, into: NDArray[np.void]) -> Decoded:
+    """Decodes a ring that was captured.
+
+    Args:
+        data: the data area; its size is a power of two.
+        head: bytes ever written, as perf counts them.
+        tail: bytes consumed of these.
+        into: where the accesses go (dtype ACCESS). What does not fit stays in the ring: the
+            result's `tail` says where to go on.
+    """
+    cursor = ffi.new("struct tierd_cursor *", {"tail": tail})
+    count = lib.tierd_decode_accesses(
+        ffi.from_buffer("uint8_t[]", data),
+        len(data),
+        head,
+        len(into),
+        cursor,
+        ffi.from_buffer("struct tierd_access[]", into, require_writable=True),
+    )
+    return Decoded(
+        records=into[: check(count, "decode")],
+        tail=cursor.tail,
+        lost=cursor.lost,
+        corrupt=cursor.corrupt,
+        throttled=cursor.throttled,
+    )
+
+
+class AccessRing(PerfRing):
+    """Sampled accesses of a process, or of all that runs on a CPU, from when it is opened.
+
+    Args:
+        event: what is sampled.
+        pid: the process, None for all.
+        cpu: the CPU, None for any; one of both must be given.
+        samples: how many the ring holds at least.
+        wakeup_samples: unread samples from which fileno() polls readable.
+
+    Raises:
+        ProcessLookupError: the process doesn't exist.
+        PermissionError: neither CAP_PERFMON nor perf_event_paranoid allows it.
+        OSError: the machine has no such event.
+    """
+
+    def __init__(
+        self,
+        event: Event,
+        *,
+        pid: Pid | None = None,
+        cpu: int | None = None,
+        samples: int,
+        wakeup_samples: int = 1,
+    ) -> None:
+        super().__init__()
+        data_bytes = ring_bytes(samples, ACCESS_BYTES)
+        self._accesses = np.empty(data_bytes // ACCESS_BYTES, ACCESS)
+        self._array = ffi.from_buffer(
+            "struct tierd_access[]", self._accesses, require_writable=True
+        )
+        check(
+            lib.tierd_open_accesses(
+                ffi.new("struct tierd_event *", event.fields),
+                -1 if pid is None else pid,
+                -1 if cpu is None else cpu,
+                data_bytes,
+                wakeup_samples * ACCESS_BYTES,
+                self._ring,
+            ),
+            "perf_event_open",
+        )
+
+    def read(self) -> NDArray[np.void]:
+        """Returns the accesses (dtype ACCESS) that have come since the last read."""
+        count = lib.tierd_read_accesses(self._ring, len(self._accesses), self._array)
+        return self._accesses[: check(count, "perf ring")].copy()
+
+    def set_period(self, period: int) -> None:
+        """Samples each so many events from now on."""
+        check(lib.tierd_set_period(self._ring, period), "PERF_EVENT_IOC_PERIOD")
