@@ -541,6 +541,7 @@ class Daemon:
             "way": sampler.way,
             "lost": sampler.losses,
             "zoomed_pages": sampler.zoomed_pages,
+            "hardware": None if sampler.sampling is None else asdict(sampler.sampling),
             "tuning": tuning,
         }
 

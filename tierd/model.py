@@ -181,7 +181,8 @@ REGION = np.dtype([("start", "u8"), ("end", "u8"), ("nr_accesses", "u4"), ("age"
 class Accesses:
     """One complete snapshot of one target, regions sorted and disjoint (dtype REGION).
 
-    A `zoomed` one is of a range of the target alone, whose pages were looked at one by one.
+    A `zoomed` one is of a range of the target alone, whose pages were looked at one by one. The
+    counts of a `relative` one tell pages apart, but not how often they are accessed in a second.
     """
 
     pid: Pid
@@ -190,6 +191,7 @@ class Accesses:
     aggregation_s: float
     regions: NDArray[np.void]
     zoomed: bool = False
+    relative: bool = False
 
     @property
     def max_accesses(self) -> int:

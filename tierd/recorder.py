@@ -215,10 +215,10 @@ def _begin(round: Round) -> Frame:
 
 def _accesses(accesses: Accesses) -> Frame:
     intervals = {"sample_s": accesses.sample_s, "aggregation_s": accesses.aggregation_s}
-    zoomed = {"zoomed": True} if accesses.zoomed else {}
+    flags = {name: True for name in ("zoomed", "relative") if getattr(accesses, name)}
     return Frame(
         kind=Kind.ACCESSES,
-        text={"pid": accesses.pid, "at_s": accesses.at_s, **intervals, **zoomed},
+        text={"pid": accesses.pid, "at_s": accesses.at_s, **intervals, **flags},
         rows=accesses.regions,
     )
 

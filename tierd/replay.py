@@ -151,6 +151,7 @@ class _Played:
     losses = 0
     zoomed_pages = 0
     can_zoom = False
+    sampling = None
     tuning: Mapping[Pid, Tuning] = {}
 
     def __init__(self, recording: Recording, config: Config, fast_bytes: int | None) -> None:

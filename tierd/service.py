@@ -7,7 +7,7 @@ import socket
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,7 @@ from tierd.model import NodeId, Pid, Topology
 from tierd.observe import status
 from tierd.observe.events import History, event
 from tierd.recorder import Recorder, Recordings, recording_to
+from tierd.sample.fused import with_hardware
 from tierd.sample.session import Session
 from tierd.tiers import numa
 
@@ -337,7 +338,8 @@ def _set_up(
     check_tenants(settings.tenants, topology.tiers)
     arbiter = Arbiter(journal=journal)
     may_move = arbiter.may_move(settings.conflicts.numa_balancing, moves=settings.policy.mode.moves)
-    sampler = stack.enter_context(Session(settings.damon, journal))
+    session = Session(settings.damon, journal)
+    sampler = stack.enter_context(closing(with_hardware(session, settings.hardware)))
     free = stack.enter_context(FreeMemory())
     for tier in topology.tiers:
         log.info("%s", hotplug.describe(tier))
@@ -357,7 +359,7 @@ def _set_up(
         files=files,
         settings=settings,
         daemon=daemon,
-        sampler=sampler,
+        sampler=session,
         finder=finder,
         free=free,
         drains=Drains(

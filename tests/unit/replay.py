@@ -54,6 +54,7 @@ class Replay:
     way = "replay"
     losses = 0
     zoomed_pages = 0
+    sampling = None
     can_zoom = False
 
     def __init__(

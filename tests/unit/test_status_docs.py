@@ -50,6 +50,7 @@ class OneHotRange:
     way = "tracepoint"
     losses = 0
     zoomed_pages = 0
+    sampling = None
     can_zoom = False
 
     def __init__(self, start: int) -> None:

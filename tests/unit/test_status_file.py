@@ -63,7 +63,13 @@ STATUS: dict[str, Any] = {
     "refused": {"busy": 3, "no_room": 1},
     "flows": [],
     "kept": {"moved or refused lately": 4096},
-    "sampler": {"way": "tracepoint", "lost": 7, "zoomed_pages": 640, "tuning": {}},
+    "sampler": {
+        "way": "tracepoint",
+        "lost": 7,
+        "zoomed_pages": 640,
+        "hardware": None,
+        "tuning": {},
+    },
     "page_cost_ns": 3120.0,
     "notes": ["node 3 is in no tier"],
 }

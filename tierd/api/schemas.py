@@ -112,7 +112,13 @@ STATUS = answer(
         )
     ),
     kept=mapping(COUNT),
-    sampler=answer(way=STRING, lost=COUNT, zoomed_pages=COUNT, tuning=ANY_OBJECT),
+    sampler=answer(
+        way=STRING,
+        lost=COUNT,
+        zoomed_pages=COUNT,
+        hardware={"type": ["object", "null"]},
+        tuning=ANY_OBJECT,
+    ),
     page_cost_ns=NUMBER,
     config=ANY_OBJECT,
     set=ANY_OBJECT,

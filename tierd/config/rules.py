@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from tierd.config.values import Mode, PolicyName, Rival
+from tierd.config.values import Mode, PolicyName, Rival, Samples
 from tierd.model import NodeId, TierKind
 
 _COMM_BYTES = 15  # TASK_COMM_LEN less the final NUL
@@ -178,6 +178,10 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
         "zoom": _FLAG,
         "take_over": _FLAG,
     },
+    "hardware": {
+        "samples": _choice(*Samples),
+        "cpu_percent": _number(0.1, 100),
+    },
     "policy": {
         "name": _choice(*PolicyName),
         "mode": _choice(*Mode),
@@ -207,7 +211,7 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
 NEEDS_RESTART = frozenset(
     {"conflicts.numa_balancing", "daemon.state_dir", "daemon.runtime_dir"}
     | {f"damon.{key}" for key in TABLES["damon"] if key != "cpu_percent"}
-    | {f"api.{key}" for key in TABLES["api"]}
+    | {f"{table}.{key}" for table in ("api", "hardware") for key in TABLES[table]}
 )
 """The keys of tables that a running daemon cannot change."""
 

@@ -63,6 +63,22 @@ class DamonConfig:
     take_over: bool = False
 
 
+class Samples(StrEnum):
+    """What samples the addresses of accesses."""
+
+    AUTO = "auto"
+    PAGE_FAULTS = "page-faults"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareConfig:
+    """`cpu_percent` is what samples may cost of one core."""
+
+    samples: Samples = Samples.AUTO
+    cpu_percent: float = 1.0
+
+
 class PolicyName(StrEnum):
     """Named sets of the policy's keys; see NAMED."""
 
@@ -185,6 +201,7 @@ class Config:
     api: ApiConfig = field(default_factory=ApiConfig)
     discover: DiscoverConfig = field(default_factory=DiscoverConfig)
     damon: DamonConfig = field(default_factory=DamonConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     migrate: MigrateConfig = field(default_factory=MigrateConfig)
     tiers: tuple[TierConfig, ...] = ()

@@ -21,9 +21,10 @@ def magnify(pieces: NDArray[np.void], accesses: Accesses, policy: Policy) -> NDA
     """Returns the pieces with a zoomed snapshot taken in: cut where hot pages meet cold ones.
 
     A piece's mean moves towards that of its pages that were looked at, as by any snapshot, but not
-    down where some of these were hotter than could be seen. Hot and cold pages then divide it as
-    they were seen. Where pages differ by no more than by accident, nothing is cut. Where single
-    pages lie is to be looked at anew if they didn't all lie in one tier.
+    down where some of these were hotter than could be seen, and not at all where the snapshot's
+    counts are relative. Hot and cold pages then divide it as they were seen. Where pages differ by
+    no more than by accident, nothing is cut. Where single pages lie is to be looked at anew if they
+    didn't all lie in one tier.
 
     Args:
         pieces: dtype PIECE, sorted and disjoint.
@@ -44,7 +45,7 @@ def magnify(pieces: NDArray[np.void], accesses: Accesses, policy: Policy) -> NDA
     is_bound = np.bincount(piece, run["is_bound"])[piece] > 0
     share = np.where(mean > 0, run["rate"] / np.where(mean > 0, mean, 1), 1.0)
     for name, time_constant_s in (("short", policy.short_s), ("long", policy.long_s)):
-        weight = -math.expm1(-accesses.aggregation_s / time_constant_s)
+        weight = 0 if accesses.relative else -math.expm1(-accesses.aggregation_s / time_constant_s)
         change = weight * (mean - looked[name])
         level = looked[name] + np.where(is_bound, np.maximum(change, 0), change)
         looked[name] = level * share

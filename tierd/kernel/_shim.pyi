@@ -29,6 +29,7 @@ class Cursor(Protocol):
     tail: int
     lost: int
     corrupt: int
+    throttled: int
     gap: int
 
 class RingState(Protocol):
@@ -36,6 +37,7 @@ class RingState(Protocol):
     cursor: Cursor
 
 class _Shim(Protocol):
+    TIERD_EXCLUDE_KERNEL: int
     TIERD_UNASKED: int
     TIERD_MOVE_ALL: int
     TIERD_PROC_CHANGED: int
@@ -82,6 +84,30 @@ class _Shim(Protocol):
     def tierd_read_ring(
         self, ring: RingState, layout: Pointer, capacity: int, ret_records: Pointer, /
     ) -> int: ...
+    def tierd_decode_accesses(
+        self,
+        data: Pointer,
+        data_bytes: int,
+        head: int,
+        capacity: int,
+        cursor: Cursor,
+        ret_accesses: Pointer,
+        /,
+    ) -> int: ...
+    def tierd_open_accesses(
+        self,
+        event: Pointer,
+        pid: int,
+        cpu: int,
+        data_bytes: int,
+        wakeup_bytes: int,
+        ret_ring: RingState,
+        /,
+    ) -> int: ...
+    def tierd_read_accesses(
+        self, ring: RingState, capacity: int, ret_accesses: Pointer, /
+    ) -> int: ...
+    def tierd_set_period(self, ring: RingState, period: int, /) -> int: ...
     def tierd_close_ring(self, ring: RingState, /) -> None: ...
     def tierd_read_proc_events(
         self, socket: int, capacity: int, ret_events: Pointer, ret_lost: Pointer, /
@@ -97,6 +123,10 @@ class _Ffi(Protocol):
         self, cdecl: Literal["struct tierd_cursor *"], init: Mapping[str, int], /
     ) -> Cursor: ...
     @overload
+    def new(
+        self, cdecl: Literal["struct tierd_event *"], init: Mapping[str, int], /
+    ) -> Pointer: ...
+    @overload
     def new(self, cdecl: Literal["struct tierd_layout *"], init: tuple[Any, ...], /) -> Pointer: ...
     @overload
     def new(self, cdecl: Literal["uint32_t *", "uint64_t *"], /) -> Pointer: ...
@@ -105,6 +135,7 @@ class _Ffi(Protocol):
         cdecl: Literal[
             "struct tierd_folio[]",
             "struct tierd_record[]",
+            "struct tierd_access[]",
             "struct tierd_proc_event[]",
             "uint8_t[]",
         ],

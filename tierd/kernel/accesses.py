@@ -5,7 +5,7 @@ Which event tells addresses is the CPU's matter (tierd.kernel.pmu). Where there 
 come the same way.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,10 @@ class Event:
     leader: int = 0
     precise: int = 0
     excludes_kernel: bool = True
+
+    def every(self, period: int) -> "Event":
+        """Returns the same of another period."""
+        return replace(self, period=period)
 
     @property
     def fields(self) -> dict[str, int]:

@@ -200,6 +200,7 @@ def _accesses(text: Mapping[str, Any], rows: NDArray[np.void]) -> Accesses:
         aggregation_s=aggregation_s,
         regions=_checked(rows),
         zoomed=text.get("zoomed") is True,
+        relative=text.get("relative") is True,
     )
 
 

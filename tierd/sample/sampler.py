@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tierd.model import Accesses, Pid
+from tierd.sample.hardware import Sampling
 from tierd.sample.tuning import Tuning
 
 
@@ -24,6 +25,11 @@ class Sampler(Protocol):
     @property
     def tuning(self) -> Mapping[Pid, Tuning]:
         """How each target is watched now."""
+        ...
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """How hardware samples accesses; None where it does not."""
         ...
 
     def watch(self, pid: Pid) -> None:

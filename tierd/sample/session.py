@@ -113,6 +113,7 @@ class Session:
         self._look: Look | None = None
         self._zooms = config.zoom
         self.zoomed_pages = 0
+        self.sampling = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="tierd-damon")
 
     def __enter__(self) -> Self:

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Addresses that the CPUs sample, of all that runs, kept to a share of one core by the period.
+
+A ring a CPU, read once a round. What a sample costs is the interrupt's matter and cannot be seen
+from here, so it is taken for SAMPLE_S, which is on the safe side for PEBS and IBS; the kernel's own
+limit (perf_cpu_time_max_percent) stands behind that, and where it throttles, the period grows too.
+"""
+
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierd.kernel.accesses import AccessRing
+from tierd.kernel.pmu import Source
+from tierd.model import PAGE_BYTES, Pid
+
+SAMPLE_S = 5e-6
+"""CPU time of a sample, from its interrupt to its place in an array."""
+ADJUST_S = 1.0
+STEP = 4.0
+"""The period changes at most so many times at once."""
+FIRST_TIMES = 64
+"""The first period, in the least that makes sense: a burst at the start is not to be throttled."""
+MOST_PERIOD = 1 << 40
+HELD_S = 2.0
+"""Each ring holds what all CPUs may sample in so long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How it goes, for status."""
+
+    source: str
+    period: int
+    samples: int
+    lost: int
+    throttled: int
+
+
+class Hardware:
+    """Samples on some CPUs.
+
+    Args:
+        source: what is sampled.
+        cpus: those that are online; one that comes later is not sampled.
+        cpu_percent: of a core that samples may cost, all CPUs together.
+
+    Raises:
+        PermissionError: neither CAP_PERFMON nor perf_event_paranoid allows it.
+        OSError: the CPUs have no such event after all.
+    """
+
+    def __init__(self, source: Source, cpus: Iterable[int], *, cpu_percent: float) -> None:
+        self._source = source
+        self.most_per_s = cpu_percent / 100 / SAMPLE_S
+        self._period = min(source.least_period * FIRST_TIMES, MOST_PERIOD)
+        self._samples, self._throttled = 0, 0
+        self._counted, self._adjusted_s = 0, time.monotonic()
+        self._held = held = max(round(self.most_per_s * HELD_S), 1)
+        self._overflows = False
+        event = source.event.every(self._period)
+        with ExitStack() as stack:
+            self._rings = [
+                stack.enter_context(AccessRing(event, cpu=cpu, samples=held, wakeup_samples=held))
+                for cpu in cpus
+            ]
+            self._open = stack.pop_all()
+
+    def close(self) -> None:
+        self._open.close()
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(
+            source=self._source.name,
+            period=self._period,
+            samples=self._samples,
+            lost=sum(ring.lost for ring in self._rings),
+            throttled=sum(ring.throttled for ring in self._rings),
+        )
+
+    def read(self, pids: Iterable[Pid]) -> dict[Pid, NDArray[np.uint64]]:
+        """Returns the pages of these processes that were accessed since the last read.
+
+        A page is there as often as it was sampled.
+        """
+        parts = [ring.read() for ring in self._rings]
+        found = np.concatenate(parts) if parts else np.zeros(0, [("pid", "u4"), ("addr", "u8")])
+        self._samples += len(found)
+        # The kernel tells what was lost with the next sample only.
+        self._overflows |= any(len(part) >= self._held for part in parts)
+        self._adjust(time.monotonic())
+        found = found[found["addr"] != 0]
+        pages = found["addr"] & ~np.uint64(PAGE_BYTES - 1)
+        return {pid: pages[found["pid"] == pid] for pid in pids}
+
+    def _adjust(self, now_s: float) -> None:
+        """Sets the period by which samples come as often as the budget allows."""
+        passed_s = now_s - self._adjusted_s
+        if passed_s < ADJUST_S:
+            return
+        told = self.sampling
+        seen = told.samples + told.lost
+        too_many = (seen - self._counted) / passed_s / self.most_per_s
+        if self._overflows or told.throttled > self._throttled:
+            too_many = STEP
+        self._overflows = False
+        self._counted, self._throttled, self._adjusted_s = seen, told.throttled, now_s
+        times = min(max(too_many, 1 / STEP), STEP)
+        period = min(max(round(self._period * times), self._source.least_period), MOST_PERIOD)
+        if period != self._period:
+            self._period = period
+            for ring in self._rings:
+                ring.set_period(period)
