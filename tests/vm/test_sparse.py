@@ -3,13 +3,14 @@
 
 import pytest
 from guests.guest import Guest
-from guests.tiering import ballast, tierd
+from guests.tiering import Tierd, ballast, tierd, until
 from guests.topology import slow_node
 from guests.workloads import hotset
 
 HOT_MIB, BUFFER_MIB, FREE_MIB = 48, 128, 80
 """The hot pages lie in twice HOT_MIB; of FREE_MIB some 19 are headroom."""
 FOUND, FIND_S = 0.9, 300
+LEAST_SAMPLES = 64
 
 RULE = """
 [[target]]
@@ -31,3 +32,19 @@ def test_sparse_hot_pages_are_found(guest: Guest) -> None:
                 if sample.hot_share >= FOUND:
                     break
             assert seen[-1].hot_share >= FOUND, ([s.hot_share for s in seen], running.status)
+
+
+@pytest.mark.guest(slow_node())
+def test_page_faults_come_as_samples_of_hardware_would(guest: Guest) -> None:
+    with tierd(guest, settings=RULE + '[hardware]\nsamples = "page-faults"\n') as running:
+        running.wait_until_up()
+        with hotset(guest, "--mib", "64", "--hot-mib", "8", "--node", "1") as load:
+            until(load, running, lambda: samples(running) > LEAST_SAMPLES)
+        assert running.status
+        assert running.status["sampler"]["hardware"]["source"] == "page-faults"
+
+
+def samples(running: Tierd) -> int:
+    """How many it has taken in."""
+    status = running.status or {"sampler": {"hardware": {"samples": 0}}}
+    return int(status["sampler"]["hardware"]["samples"])
