@@ -588,6 +588,7 @@ def looking(open_session: Open, target: Target, monkeypatch: pytest.MonkeyPatch)
     """A session whose looks are over at once, and see REGIONS."""
     monkeypatch.setattr(zoom, "SPLIT_S", 0.0)
     monkeypatch.setattr(zoom, "POLL_S", 0.0)
+    monkeypatch.setattr(zoom, "PARTED", 0.0)
     sampled = open_session()
     sampled.watch(Pid(target.pid))
     FakeRing.waiting = [snapshot(0.0), snapshot(time.monotonic() + 60)]
@@ -603,9 +604,9 @@ def test_a_look_is_at_single_pages_of_a_range(
     setup = {name.removeprefix(context): v for name, v in fake.values.items() if context in name}
     assert setup["operations"] == "fvaddr"
     assert setup["targets/0/pid_target"] == str(target.pid)
-    pages = zoom.PAGES_LEAST
+    pages = (RANGE.stop - RANGE.start) // 4096
     assert setup["targets/0/regions/0/start"] == str(RANGE.start)
-    assert setup["targets/0/regions/0/end"] == str(RANGE.start + pages * 4096)
+    assert setup["targets/0/regions/0/end"] == str(RANGE.stop)
     assert setup["monitoring_attrs/nr_regions/min"] == str(pages)
     assert setup["monitoring_attrs/intervals/sample_us"] == "100000"
 
@@ -656,14 +657,42 @@ def test_more_is_looked_at_as_long_as_that_is_cheap(clock: Clock) -> None:
             Pid(1), 0, 1 << 40, per_page_s=per_page_s, base_us=20_000, percent=percent
         )
 
-    assert frame(2.0).pages == zoom.PAGES_LEAST
-    for _ in range(6):
-        lens.note(frame(2.0), 0.0)
-    assert frame(2.0).pages > zoom.PAGES_LEAST
+    assert frame(2.0).pages == zoom.PAGES_FIRST
+    lens.note(frame(2.0), 0.0)
+    assert frame(2.0).pages > zoom.PAGES_FIRST
     many = frame(2.0)
+    lens.note(replace(many, end=many.end // 2), 0.0)
+    assert frame(2.0).pages == many.pages, "a short range tells nothing of long ones"
     lens.note(many, 1.0)
-    assert frame(2.0).pages < many.pages
+    assert frame(2.0).pages == many.pages / zoom.STEP
+    for _ in range(20):
+        lens.note(frame(2.0), 0.001 * frame(2.0).pages)
+    assert frame(2.0).pages == zoom.PAGES_LEAST
     assert (frame(2.0).sample_us, frame(2.0, 0.1).sample_us) == (20_000, 100_000)
+
+
+def test_a_look_waits_until_pages_have_regions_of_their_own(
+    looking: Session, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zoom, "PARTED", 1.0)
+    later_s = time.monotonic() + 60
+    end = RANGE.start + 2 * 4096
+    coarse = replace(snapshot(later_s), regions=REGIONS[:1])
+    FakeRing.waiting = [coarse, replace(snapshot(later_s + 1), regions=REGIONS[:2])]
+    looking.zoom(Pid(target.pid), RANGE.start, end, per_page_s=10.0)
+    (found,) = looking.poll()
+    assert found.at_s == later_s + 1
+
+
+def test_what_stays_coarse_is_taken_as_it_is(
+    looking: Session, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zoom, "PARTED", 1.0)
+    later_s = time.monotonic() + 60
+    FakeRing.waiting = [snapshot(later_s + tries) for tries in range(zoom.LOOKS_MOST + 1)]
+    looking.zoom(Pid(target.pid), RANGE.start, RANGE.stop, per_page_s=10.0)
+    (found,) = looking.poll()
+    assert found.at_s == later_s + zoom.LOOKS_MOST - 1
 
 
 def test_a_look_that_sees_nothing_is_given_up(

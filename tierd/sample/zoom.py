@@ -20,11 +20,11 @@ from tierd.model import PAGE_BYTES, Accesses, Pid
 from tierd.sample.governor import Started
 from tierd.sample.reader import Reader
 
-PAGES_LEAST, PAGES_MOST = 64, 8192
-GROWTH = 2
-"""A range has at most so many times the pages of the one before."""
-FIRST_PAGE_S = 100e-6
-"""CPU time that a page is taken to cost before any was looked at."""
+PAGES_LEAST, PAGES_FIRST, PAGES_MOST = 64, 512, 8192
+STEP = 2.0
+"""The next range has at most so many times the pages of the one before, or so few."""
+TICK_S = 0.01
+"""/proc counts CPU time by it."""
 
 SAMPLES = 20
 STRETCH = 5
@@ -35,6 +35,11 @@ SPLIT_US, SPLIT_S = 5000, 0.3
 BETWEEN_S = 1.0
 """What passes between two looks at the least, which the budget counts in."""
 POLL_S, GIVEN_UP_S = 0.05, 30.0
+
+PARTED = 0.98
+"""Share of the pages that have to have regions of their own."""
+LOOKS_MOST = 6
+"""So often is waited for that, an aggregation each: they go on being cut meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +71,11 @@ class Frame:
 
 
 class Lens:
-    """How much is looked at: as many pages as their cost and the budget allow."""
+    """How much is looked at: as many pages as the budget allows, by what the last look has cost."""
 
     def __init__(self) -> None:
-        self._page_s = FIRST_PAGE_S
-        self._pages = PAGES_LEAST // GROWTH
+        self._pages = PAGES_FIRST
+        self._allowed_s = 0.0
 
     def frame(
         self, pid: Pid, start: int, end: int, *, per_page_s: float, base_us: int, percent: float
@@ -87,15 +92,15 @@ class Lens:
             percent: of a core that may be used.
         """
         sample_us = round(min(max(1e6 / max(per_page_s, 1e-6), base_us), STRETCH * base_us))
-        allowed_s = percent / 100 * (SAMPLES * sample_us / 1e6 + BETWEEN_S)
-        pages = int(min(allowed_s / self._page_s, GROWTH * self._pages, PAGES_MOST))
-        end = min(end, start + max(pages, PAGES_LEAST) * PAGE_BYTES)
+        self._allowed_s = percent / 100 * (SAMPLES * sample_us / 1e6 + BETWEEN_S)
+        end = min(end, start + self._pages * PAGE_BYTES)
         return Frame(pid=pid, start=start, end=end, sample_us=sample_us)
 
     def note(self, frame: Frame, cpu_s: float) -> None:
-        """Takes in what a look has cost; /proc counts that in 10 ms, so over some looks."""
-        self._page_s = (self._page_s + cpu_s / frame.pages) / 2
-        self._pages = frame.pages
+        """Takes in what a look has cost. One that its range made short allows no longer ones."""
+        times = min(max(self._allowed_s / max(cpu_s, TICK_S), 1 / STEP), STEP)
+        if times < 1 or frame.pages >= self._pages:
+            self._pages = min(max(round(frame.pages * times), PAGES_LEAST), PAGES_MOST)
 
 
 class Look:
@@ -145,19 +150,27 @@ class Look:
             return self._read(reader, since_s)
 
     def _read(self, reader: Reader, since_s: float) -> Accesses | None:
-        """Waits for an aggregation; the one that was under way at first counts for nothing."""
+        """Waits for an aggregation by the new intervals in which pages have regions of their own.
+
+        The one that was under way at first counts for nothing.
+        """
         aggregation_s = self.frame.aggregation_us / 1e6
+        looks = 0
         while not self._is_cancelled.wait(POLL_S):
             for snapshot in reader.read():
-                if snapshot.at_s > since_s + aggregation_s / 2:
-                    return Accesses(
-                        pid=self.frame.pid,
-                        at_s=snapshot.at_s,
-                        sample_s=self.frame.sample_us / 1e6,
-                        aggregation_s=aggregation_s,
-                        regions=snapshot.regions,
-                        zoomed=True,
-                    )
+                if snapshot.at_s <= since_s + aggregation_s / 2:
+                    continue
+                looks += 1
+                if len(snapshot.regions) < PARTED * self.frame.pages and looks < LOOKS_MOST:
+                    continue
+                return Accesses(
+                    pid=self.frame.pid,
+                    at_s=snapshot.at_s,
+                    sample_s=self.frame.sample_us / 1e6,
+                    aggregation_s=aggregation_s,
+                    regions=snapshot.regions,
+                    zoomed=True,
+                )
             if reader.has_ended() or time.monotonic() - since_s > GIVEN_UP_S:
                 break
         return None
