@@ -81,6 +81,16 @@ def test_sparse_hot_pages_are_found(seed: int, every: int, hot: float, rest: flo
     assert world.moved_pages <= 0.2 * is_hot.sum()
 
 
+@pytest.mark.parametrize(("looks", "hits"), [(True, (0.95, 1.0)), (False, (0.0, 0.6))])
+def test_pages_of_many_kinds_are_ranked(hits: tuple[float, float], *, looks: bool) -> None:
+    """Ranks at random among the pages, accesses by Zipf's law; hits, of what is possible."""
+    share = np.arange(1, PAGES + 1) ** -0.99
+    rate = np.random.default_rng(1).permutation(share) * 12 * PAGES / share.sum()
+    world = Sparse(rate, np.ones(PAGES, np.int64), (FAST, 2 * PAGES), 1)
+    play(world, 60, looks=looks)
+    assert hits[0] <= rate[world.tier == 0].sum() / np.sort(rate)[-FAST:].sum() <= hits[1]
+
+
 def test_region_averages_alone_do_not_find_them() -> None:
     world, is_hot = sparse(0, 4, 500.0, 0.0)
     play(world, 60, looks=False)

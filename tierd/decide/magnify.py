@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a look at single pages teaches: which of them are hot, and which are cold."""
+"""What a look at single pages teaches: which of them are hotter than others."""
 
 import math
 
@@ -10,7 +10,7 @@ from tierd.decide.heat import coalesce, cut, means, overlay, rate_of
 from tierd.model import Accesses, Policy
 
 UNEQUAL = 1.5
-"""Variance of the pages' counts, in means of them, from which there are hot and cold ones."""
+"""Variance of the pages' counts, in means of them, from which they are of more than one kind."""
 NEAR_ALL = 0.9
 """Seen accessed in this share of the intervals a page may be hotter than that can tell."""
 
@@ -18,11 +18,11 @@ _RUN = np.dtype([("start", "u8"), ("end", "u8"), ("rate", "f8"), ("is_bound", "?
 
 
 def magnify(pieces: NDArray[np.void], accesses: Accesses, policy: Policy) -> NDArray[np.void]:
-    """Returns the pieces with a zoomed snapshot taken in: cut where hot pages meet cold ones.
+    """Returns the pieces with a zoomed snapshot taken in: cut where pages of two kinds meet.
 
     A piece's mean moves towards that of its pages that were looked at, as by any snapshot, but not
     down where some of these were hotter than could be seen, and not at all where the snapshot's
-    counts are relative. Hot and cold pages then divide it as they were seen. Where pages differ by
+    counts are relative. The kinds of pages then divide it as they were seen. Where pages differ by
     no more than by accident, nothing is cut. Where single pages lie is to be looked at anew if they
     didn't all lie in one tier.
 
@@ -57,31 +57,29 @@ def magnify(pieces: NDArray[np.void], accesses: Accesses, policy: Policy) -> NDA
 
 
 def is_unequal(accesses: Accesses) -> bool:
-    """Tells whether a zoomed snapshot has found both hot and cold pages."""
-    return _cold_to(*_counts(accesses)) >= 0
+    """Tells whether a zoomed snapshot has found pages of more than one kind."""
+    return bool(_bounds(*_counts(accesses)))
 
 
 def _runs(accesses: Accesses) -> NDArray[np.void]:
-    """Joins the regions of a zoomed snapshot to runs of hot and of cold ones, dtype _RUN.
+    """Joins the regions of a zoomed snapshot to runs of one kind each, dtype _RUN.
 
-    `rate` is the mean of all hot pages, or of all cold ones; `is_bound` tells that it may be
-    higher.
+    `rate` is the mean of all pages of the kind; `is_bound` tells that it may be higher.
     """
     regions, (count, size) = accesses.regions, _counts(accesses)
-    is_hot = count > _cold_to(count, size)
+    bounds = _bounds(count, size)
+    kind = np.searchsorted(bounds, count)
     begins = np.ones(len(regions), np.bool_)
-    begins[1:] = (is_hot[1:] != is_hot[:-1]) | (regions["start"][1:] != regions["end"][:-1])
+    begins[1:] = (kind[1:] != kind[:-1]) | (regions["start"][1:] != regions["end"][:-1])
     first = np.flatnonzero(begins)
     runs = np.empty(len(first), _RUN)
     runs["start"] = regions["start"][first]
     runs["end"] = regions["end"][np.r_[first[1:] - 1, -1]]
-    is_hot_run = is_hot[first]
-    for hot in (False, True):
-        these, there = is_hot == hot, is_hot_run == hot
-        if these.any():
-            mean = np.average(count[these], weights=size[these])
-            runs["rate"][there] = rate_of(mean, accesses)
-            runs["is_bound"][there] = count[these].max() >= NEAR_ALL * accesses.max_accesses
+    mean = np.bincount(kind, count * size) / np.maximum(np.bincount(kind, size), 1)
+    most = np.zeros(len(mean))
+    np.maximum.at(most, kind, count)
+    runs["rate"] = rate_of(mean, accesses)[kind[first]]
+    runs["is_bound"] = (most >= NEAR_ALL * accesses.max_accesses)[kind[first]]
     return runs
 
 
@@ -92,19 +90,23 @@ def _counts(accesses: Accesses) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     return count, (regions["end"] - regions["start"]).astype(np.float64)
 
 
-def _cold_to(count: NDArray[np.intp], size: NDArray[np.float64]) -> int:
-    """Returns the highest count of a cold page, -1 where there is but one kind of pages.
+def _bounds(count: NDArray[np.intp], size: NDArray[np.float64]) -> list[int]:
+    """Returns the highest count of each kind of pages but the hottest, the coldest first.
 
     Of one kind counts vary by accident as in a binomial distribution, whose variance is below its
-    mean. Where it is far above that, the bound is by Otsu's method: where the means of what is
-    below and above differ most.
+    mean. Where it is far above that, there are two at least, which Otsu's method parts: where the
+    means of what is below and above differ most. Each of them is then tried likewise.
     """
-    bytes_of = np.bincount(count, size)
-    values = np.arange(len(bytes_of))
-    total, mean = bytes_of.sum(), np.average(values, weights=bytes_of)
-    variance = np.average((values - mean) ** 2, weights=bytes_of)
-    if variance <= UNEQUAL * mean:
-        return -1
-    below = np.cumsum(bytes_of)[:-1]
-    gap = np.cumsum(bytes_of * values)[:-1] - below * mean
-    return int(np.argmax(gap**2 / np.maximum(below * (total - below), 1)))
+    found, todo = [], [(0, np.bincount(count, size))]
+    while todo:
+        first, bytes_of = todo.pop()
+        values = first + np.arange(len(bytes_of))
+        total, mean = bytes_of.sum(), np.average(values, weights=bytes_of)
+        if np.average((values - mean) ** 2, weights=bytes_of) <= UNEQUAL * mean:
+            continue
+        below = np.cumsum(bytes_of)[:-1]
+        gap = np.cumsum(bytes_of * values)[:-1] - below * mean
+        last = int(np.argmax(gap**2 / np.maximum(below * (total - below), 1)))
+        found.append(first + last)
+        todo += [(first, bytes_of[: last + 1]), (first + last + 1, bytes_of[last + 1 :])]
+    return sorted(found)
