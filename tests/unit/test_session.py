@@ -613,7 +613,7 @@ def test_a_look_is_at_single_pages_of_a_range(
     (found,) = looking.poll()
 
     assert found.zoomed
-    assert (found.pid, found.sample_s, found.aggregation_s) == (target.pid, 0.1, 2.0)
+    assert (found.pid, found.sample_s, found.aggregation_s) == (target.pid, 0.1, 1.0)
     assert found.regions is REGIONS
     assert looking.zoomed_pages == pages
     assert looking.can_zoom
@@ -658,15 +658,15 @@ def test_more_is_looked_at_as_long_as_that_is_cheap(clock: Clock) -> None:
         )
 
     assert frame(2.0).pages == zoom.PAGES_FIRST
-    lens.note(frame(2.0), 0.0)
+    lens.note(frame(2.0), cpu_s=0.0, took_s=2.0)
     assert frame(2.0).pages > zoom.PAGES_FIRST
     many = frame(2.0)
-    lens.note(replace(many, end=many.end // 2), 0.0)
+    lens.note(replace(many, end=many.end // 2), cpu_s=0.0, took_s=2.0)
     assert frame(2.0).pages == many.pages, "a short range tells nothing of long ones"
-    lens.note(many, 1.0)
+    lens.note(many, cpu_s=1.0, took_s=2.0)
     assert frame(2.0).pages == many.pages / zoom.STEP
     for _ in range(20):
-        lens.note(frame(2.0), 0.001 * frame(2.0).pages)
+        lens.note(frame(2.0), cpu_s=0.001 * frame(2.0).pages, took_s=2.0)
     assert frame(2.0).pages == zoom.PAGES_LEAST
     assert (frame(2.0).sample_us, frame(2.0, 0.1).sample_us) == (20_000, 100_000)
 

@@ -24,6 +24,8 @@ AGAIN_S = 300.0
 """Pages that were looked at are not looked at again for so long."""
 LEAST_PAGES = 16
 """Of fewer pages nothing is to be told."""
+MOST_PAGES = 4096
+"""A range counts for no more: so many are what one look is at, or fewer."""
 MOST_PIECES = 1 << 15
 """No more is cut once a target has so many pieces: each takes its part of every round."""
 
@@ -32,12 +34,17 @@ LACKS_ROOM = [KEPT_CODE[why] for why in (Kept.NO_ROOM, Kept.SHARE)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """A range of a process worth a look at its pages, and their mean rate as far as known."""
+    """A range of a process worth a look at its pages.
+
+    `per_page_s` is the rate of the first of them, as far as known, and `accesses_s` that of all that
+    one look may be at.
+    """
 
     pid: Pid
     start: int
     end: int
     per_page_s: float
+    accesses_s: float
 
 
 def most_doubtful(targets: Sequence[Target], policy: Policy, *, now_s: float) -> Doubt | None:
@@ -49,7 +56,7 @@ def most_doubtful(targets: Sequence[Target], policy: Policy, *, now_s: float) ->
         now_s: the instant that `zoomed_s` is compared with.
     """
     found = [_most_doubtful(target, policy, now_s) for target in targets]
-    return max((doubt for doubt in found if doubt), key=lambda d: d.per_page_s, default=None)
+    return max((doubt for doubt in found if doubt), key=lambda d: d.accesses_s, default=None)
 
 
 def _most_doubtful(target: Target, policy: Policy, now_s: float) -> Doubt | None:
@@ -58,16 +65,20 @@ def _most_doubtful(target: Target, policy: Policy, now_s: float) -> Doubt | None
         return None
     is_due = ~is_zoomed(pieces) | (now_s - pieces["zoomed_s"] > AGAIN_S)
     end = _ends(pieces, is_due)
-    is_long = end - pieces["start"] >= LEAST_PAGES * PAGE_BYTES
-    rate = np.where(is_due & is_long & _is_doubtful(target, policy), score(pieces), 0)
-    if not rate.any():
+    length = end - pieces["start"]
+    is_worth_it = is_due & (length >= LEAST_PAGES * PAGE_BYTES) & _is_doubtful(target, policy)
+    accesses_s = np.where(
+        is_worth_it, score(pieces) * np.minimum(length, MOST_PAGES * PAGE_BYTES), 0
+    )
+    if not accesses_s.any():
         return None
-    first = int(np.argmax(rate))
+    first = int(np.argmax(accesses_s))
     return Doubt(
         pid=target.pid,
         start=int(pieces["start"][first]),
         end=int(end[first]),
-        per_page_s=float(rate[first]) * PAGE_BYTES,
+        per_page_s=float(score(pieces[first : first + 1])[0]) * PAGE_BYTES,
+        accesses_s=float(accesses_s[first]),
     )
 
 

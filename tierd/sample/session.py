@@ -249,7 +249,8 @@ class Session:
         """Returns what was seen, if anything was."""
         self._look, found = None, look.close()
         with suppress(ProcessLookupError):
-            self._lens.note(look.frame, task.cpu_s(look.started.pid))
+            took_s = time.monotonic() - look.begun_s
+            self._lens.note(look.frame, cpu_s=task.cpu_s(look.started.pid), took_s=took_s)
         self._kdamonds.stop(look.started)
         if found is None:
             return []

@@ -26,14 +26,12 @@ STEP = 2.0
 TICK_S = 0.01
 """/proc counts CPU time by it."""
 
-SAMPLES = 20
+SAMPLES = 10
 STRETCH = 5
 """The sampling interval is at most so many times the configured one."""
 
 SPLIT_US, SPLIT_S = 5000, 0.3
 """In so long, by such intervals, pages have got regions of their own."""
-BETWEEN_S = 1.0
-"""What passes between two looks at the least, which the budget counts in."""
 POLL_S, GIVEN_UP_S = 0.05, 30.0
 
 PARTED = 0.98
@@ -75,7 +73,7 @@ class Lens:
 
     def __init__(self) -> None:
         self._pages = PAGES_FIRST
-        self._allowed_s = 0.0
+        self._percent = 100.0
 
     def frame(
         self, pid: Pid, start: int, end: int, *, per_page_s: float, base_us: int, percent: float
@@ -92,13 +90,17 @@ class Lens:
             percent: of a core that may be used.
         """
         sample_us = round(min(max(1e6 / max(per_page_s, 1e-6), base_us), STRETCH * base_us))
-        self._allowed_s = percent / 100 * (SAMPLES * sample_us / 1e6 + BETWEEN_S)
+        self._percent = percent
         end = min(end, start + self._pages * PAGE_BYTES)
         return Frame(pid=pid, start=start, end=end, sample_us=sample_us)
 
-    def note(self, frame: Frame, cpu_s: float) -> None:
-        """Takes in what a look has cost. One that its range made short allows no longer ones."""
-        times = min(max(self._allowed_s / max(cpu_s, TICK_S), 1 / STEP), STEP)
+    def note(self, frame: Frame, *, cpu_s: float, took_s: float) -> None:
+        """Takes in what a look has cost, and how long it took until the next one may begin.
+
+        One that its range made short allows no longer ones.
+        """
+        allowed_s = took_s * self._percent / 100
+        times = min(max(allowed_s / max(cpu_s, TICK_S), 1 / STEP), STEP)
         if times < 1 or frame.pages >= self._pages:
             self._pages = min(max(round(frame.pages * times), PAGES_LEAST), PAGES_MOST)
 
@@ -124,6 +126,7 @@ class Look:
         worker: Executor,
     ) -> None:
         self.frame, self.started = frame, started
+        self.begun_s = time.monotonic()
         self._admin, self._open_reader = admin, open_reader
         self._is_cancelled = threading.Event()
         self._found = worker.submit(self._look)
