@@ -36,8 +36,8 @@ LACKS_ROOM = [KEPT_CODE[why] for why in (Kept.NO_ROOM, Kept.SHARE)]
 class Doubt:
     """A range of a process worth a look at its pages.
 
-    `per_page_s` is the rate of the first of them, as far as known, and `accesses_s` that of all that
-    one look may be at.
+    `per_page_s` is the rate of the first of them, as far as known, and `accesses_s` that of all
+    that one look may be at.
     """
 
     pid: Pid
