@@ -340,5 +340,17 @@ struct tierd_proc_event {
 int tierd_read_proc_events(int socket, uint32_t capacity, struct tierd_proc_event *ret_events,
 			   uint32_t *ret_lost);
 
+/**
+ * tierd_write_ranges() - write adjoining ranges into the folders 0, 1, ..., a start and an end each
+ * @folder: descriptor of the folder that has them, such as DAMON's regions
+ * @start: where the first begins, bytes
+ * @size: of each, bytes
+ * @count: how many there are
+ *
+ * Return: 0, or the negative errno of the first open(2) or write(2) that failed; what was written
+ * before stays.
+ */
+int tierd_write_ranges(int folder, uint64_t start, uint64_t size, uint32_t count);
+
 /* cffi: end */
 #endif

@@ -95,8 +95,10 @@ class FakeDamon:
             self.values[name.replace("nr_targets", "0/pid_target")] = "0"
             self.values[name.replace("nr_targets", "0/regions/nr_regions")] = "0"
         elif name.endswith("/regions/nr_regions"):
-            self.values[name] = value
-            self.values |= {name.replace("nr_regions", f"0/{end}"): "0" for end in ("start", "end")}
+            prefix = name.removesuffix("nr_regions")
+            self.values = {k: v for k, v in self.values.items() if not k.startswith(prefix)}
+            edges = [f"{index}/{edge}" for index in range(int(value)) for edge in ("start", "end")]
+            self.values |= {name: value} | {prefix + edge: "0" for edge in edges}
         elif name.endswith("/nr_schemes"):
             self.values[name] = value
             self.values |= {name.replace("nr_schemes", f"0/{what}"): "0" for what in _SCHEME}
@@ -104,6 +106,11 @@ class FakeDamon:
             self._command(name, value)
         else:
             self.values[name] = value
+
+    def write_ranges(self, folder: Path, start: int, size: int, count: int) -> None:
+        for index in range(count):
+            self.write(folder / f"{index}/start", str(start + index * size))
+            self.write(folder / f"{index}/end", str(start + (index + 1) * size))
 
     def exists(self, path: Path) -> bool:
         name = str(path.relative_to(self.root))

@@ -4,7 +4,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack, contextmanager
@@ -586,12 +585,11 @@ RANGE = range(1 << 20, 3 << 20)
 @pytest.fixture
 def looking(open_session: Open, target: Target, monkeypatch: pytest.MonkeyPatch) -> Session:
     """A session whose looks are over at once, and see REGIONS."""
-    monkeypatch.setattr(zoom, "SPLIT_S", 0.0)
     monkeypatch.setattr(zoom, "POLL_S", 0.0)
-    monkeypatch.setattr(zoom, "PARTED", 0.0)
+    monkeypatch.setattr(zoom, "RingReader", FakeRing)
     sampled = open_session()
     sampled.watch(Pid(target.pid))
-    FakeRing.waiting = [snapshot(0.0), snapshot(time.monotonic() + 60)]
+    FakeRing.waiting = [snapshot(3.0)]
     return sampled
 
 
@@ -601,28 +599,33 @@ def test_a_look_is_at_single_pages_of_a_range(
     looking.zoom(Pid(target.pid), RANGE.start, RANGE.stop, per_page_s=10.0)
     assert not looking.can_zoom
     context = f"{ADMIN}/{SLOTS - 2}/contexts/0/"
-    setup = {name.removeprefix(context): v for name, v in fake.values.items() if context in name}
+    setup = {k.removeprefix(context): v for k, v in fake.writes if k.startswith(context)}
     assert setup["operations"] == "fvaddr"
     assert setup["targets/0/pid_target"] == str(target.pid)
     pages = (RANGE.stop - RANGE.start) // 4096
     assert setup["targets/0/regions/0/start"] == str(RANGE.start)
-    assert setup["targets/0/regions/0/end"] == str(RANGE.stop)
+    assert setup["targets/0/regions/1/start"] == setup["targets/0/regions/0/end"]
+    assert setup[f"targets/0/regions/{pages - 1}/end"] == str(RANGE.stop)
     assert setup["monitoring_attrs/nr_regions/min"] == str(pages)
+    assert setup["monitoring_attrs/nr_regions/max"] == str(pages)
     assert setup["monitoring_attrs/intervals/sample_us"] == "100000"
 
     (found,) = looking.poll()
 
     assert found.zoomed
     assert (found.pid, found.sample_s, found.aggregation_s) == (target.pid, 0.1, 1.0)
+    assert found.at_s == 3.0
     assert found.regions is REGIONS
     assert looking.zoomed_pages == pages
     assert looking.can_zoom
 
 
 def test_a_look_leaves_nothing(fake: FakeDamon, looking: Session, target: Target) -> None:
+    before = fake.values.copy()
     looking.zoom(Pid(target.pid), RANGE.start, RANGE.stop, per_page_s=10.0)
-    assert len(fake.running) == 2
+    assert fake.values != before
     looking.poll()
+    assert fake.values == before
     assert list(fake.running) == [SLOTS - 1]
     assert FakeRing.opened[-1].closed
 
@@ -669,30 +672,6 @@ def test_more_is_looked_at_as_long_as_that_is_cheap(clock: Clock) -> None:
         lens.note(frame(2.0), cpu_s=0.001 * frame(2.0).pages, took_s=2.0)
     assert frame(2.0).pages == zoom.PAGES_LEAST
     assert (frame(2.0).sample_us, frame(2.0, 0.1).sample_us) == (20_000, 100_000)
-
-
-def test_a_look_waits_until_pages_have_regions_of_their_own(
-    looking: Session, target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(zoom, "PARTED", 1.0)
-    later_s = time.monotonic() + 60
-    end = RANGE.start + 2 * 4096
-    coarse = replace(snapshot(later_s), regions=REGIONS[:1])
-    FakeRing.waiting = [coarse, replace(snapshot(later_s + 1), regions=REGIONS[:2])]
-    looking.zoom(Pid(target.pid), RANGE.start, end, per_page_s=10.0)
-    (found,) = looking.poll()
-    assert found.at_s == later_s + 1
-
-
-def test_what_stays_coarse_is_taken_as_it_is(
-    looking: Session, target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(zoom, "PARTED", 1.0)
-    later_s = time.monotonic() + 60
-    FakeRing.waiting = [snapshot(later_s + tries) for tries in range(zoom.LOOKS_MOST + 1)]
-    looking.zoom(Pid(target.pid), RANGE.start, RANGE.stop, per_page_s=10.0)
-    (found,) = looking.poll()
-    assert found.at_s == later_s + zoom.LOOKS_MOST - 1
 
 
 def test_a_look_that_sees_nothing_is_given_up(

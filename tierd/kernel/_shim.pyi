@@ -112,6 +112,7 @@ class _Shim(Protocol):
     def tierd_read_proc_events(
         self, socket: int, capacity: int, ret_events: Pointer, ret_lost: Pointer, /
     ) -> int: ...
+    def tierd_write_ranges(self, folder: int, start: int, size: int, count: int, /) -> int: ...
 
 class _Ffi(Protocol):
     @overload

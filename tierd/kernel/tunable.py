@@ -14,6 +14,9 @@ import os
 from pathlib import Path
 from typing import Protocol
 
+from tierd.kernel._errors import check
+from tierd.kernel._shim import lib
+
 
 class Files(Protocol):
     """How one-value files are reached: the kernel's own, or a fake of them in a test."""
@@ -24,6 +27,17 @@ class Files(Protocol):
 
     def write(self, path: Path, value: str) -> None:
         """Writes the value at once; raises OSError that names the path."""
+        ...
+
+    def write_ranges(self, folder: Path, start: int, size: int, count: int) -> None:
+        """Writes adjoining ranges into `start` and `end` of the folders 0, 1, ...; raises OSError.
+
+        Args:
+            folder: where those are.
+            start: where the first range begins, bytes.
+            size: of each, bytes.
+            count: how many there are.
+        """
         ...
 
     def exists(self, path: Path) -> bool: ...
@@ -45,6 +59,13 @@ class KernelFiles:
             os.write(fd, value.encode())
         except OSError as error:
             raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
+        finally:
+            os.close(fd)
+
+    def write_ranges(self, folder: Path, start: int, size: int, count: int) -> None:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            check(lib.tierd_write_ranges(fd, start, size, count), f"write of {folder}")
         finally:
             os.close(fd)
 

@@ -7,7 +7,7 @@ import secrets
 import select
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tierd.errors import Conflict, TierdError
 from tierd.journal import EntryId, Journal, Kdamond, Slots
@@ -22,6 +22,15 @@ SLOTS = 32
 
 MARK_FIRST_US, MARKS = 1_000_001, 99_999
 """A session's mark is the interval at which DAMON follows mappings: 1 s and some odd us."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """A slot that is ours, as `change` tells in the journal."""
+
+    slot: SlotIndex
+    entry: EntryId
+    change: Kdamond
 
 
 class Kdamonds:
@@ -44,7 +53,6 @@ class Kdamonds:
         pid: Pid,
         pidfd: int,
         set_up: Callable[[SlotIndex], Setup],
-        operations: Operations = Operations.VADDR,
     ) -> Started:
         """Starts a kdamond, stopping damon_stat for it where that is allowed.
 
@@ -52,7 +60,6 @@ class Kdamonds:
             pid: the process that it watches.
             pidfd: of the same.
             set_up: writes what it is to do into its slot, and returns that.
-            operations: what it watches.
 
         Raises:
             ProcessLookupError: there is no such process any more.
@@ -61,18 +68,35 @@ class Kdamonds:
             TierdError: DAMON may not be set up by us.
         """
         try:
-            return self._start(pid, pidfd, set_up, operations)
+            return self._start(pid, pidfd, set_up)
         except ExclusiveUse as use:
             if use.module != "damon_stat" or not self._take_over:
                 raise
             entry = self._journal.write(use.switch, "N")
         if entry is not None:
             self._entries.append(entry)
-        return self._start(pid, pidfd, set_up, operations)
+        return self._start(pid, pidfd, set_up)
 
-    def stop(self, started: Started) -> None:
+    def claim(self, pid: Pid, operations: Operations) -> Claimed:
+        """Takes a slot for a kdamond over a process, to be set up and turned on by the caller.
+
+        Raises:
+            Conflict: others hold all slots; the message says who.
+            UnsupportedKernel: DAMON has no such operations.
+            TierdError: DAMON may not be set up by us.
+        """
+        slot = self._free_slot()
+        change = Kdamond(slot=slot, mark_us=self.mark_us, target=pid)
+        entry = self._journal.record(change)
+        with ExitStack() as stack:
+            stack.callback(self._journal.revert, entry)
+            self._admin.claim(slot, self.mark_us, operations)
+            stack.pop_all()
+        return Claimed(slot=slot, entry=entry, change=change)
+
+    def stop(self, entry: EntryId) -> None:
         """Stops a kdamond and empties its slot, with the next if DAMON is busy now."""
-        self._left.append(started.entry)
+        self._left.append(entry)
         self.stop_left()
 
     def stop_left(self) -> None:
@@ -92,22 +116,14 @@ class Kdamonds:
                 last_first.callback(self._journal.revert, entry)
             last_first.callback(self.stop_left)
 
-    def _start(
-        self,
-        pid: Pid,
-        pidfd: int,
-        set_up: Callable[[SlotIndex], Setup],
-        operations: Operations,
-    ) -> Started:
-        slot = self._free_slot()
-        change = Kdamond(slot=slot, mark_us=self.mark_us, target=pid)
-        entry = self._journal.record(change)
+    def _start(self, pid: Pid, pidfd: int, set_up: Callable[[SlotIndex], Setup]) -> Started:
+        claimed = self.claim(pid, Operations.VADDR)
+        slot, entry = claimed.slot, claimed.entry
         with ExitStack() as stack:
             stack.callback(self._journal.revert, entry)
-            self._admin.claim(slot, self.mark_us, operations)
             setup = set_up(slot)
             kdamond = self._turn_on(slot, pid, pidfd)
-            self._journal.amend(entry, replace(change, pid=kdamond))
+            self._journal.amend(entry, replace(claimed.change, pid=kdamond))
             stack.pop_all()
         return Started(slot=slot, pid=kdamond, entry=entry, setup=setup)
 

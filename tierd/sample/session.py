@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -19,10 +19,9 @@ from typing import Self
 from tierd.config import DamonConfig
 from tierd.errors import TierdError, UnsupportedKernel
 from tierd.journal import Journal
-from tierd.kernel import process, task, tracepoint
+from tierd.kernel import process, tracepoint
 from tierd.kernel.damon import Admin, Operations, Setup, SlotIndex
 from tierd.kernel.ring import Snapshot
-from tierd.kernel.tracepoint import Tracepoint
 from tierd.kernel.tunable import Files
 from tierd.model import Accesses, Pid
 from tierd.sample import tuning
@@ -36,7 +35,7 @@ from tierd.sample.reader import (
     TriedRegionsReader,
 )
 from tierd.sample.tuning import Tuning
-from tierd.sample.zoom import Frame, Lens, Look
+from tierd.sample.zoom import Lens, Look
 
 log = logging.getLogger("tierd")
 
@@ -170,7 +169,7 @@ class Session:
             self._end_look(self._look)
         self._losses += watch.reader.lost
         watch.close()
-        self._kdamonds.stop(watch.started)
+        self._kdamonds.stop(watch.started.entry)
 
     def poll(self) -> list[Accesses]:
         found = [accesses for watch in self._watches.values() for accesses in watch.read()]
@@ -221,41 +220,25 @@ class Session:
             percent=self._spare_percent,
         )
         try:
-            self._look = self._start_look(frame, watch.pidfd, tracepoint)
+            claimed = self._kdamonds.claim(pid, Operations.FVADDR)
         except UnsupportedKernel as error:
             self._zooms = False
             log.info("single pages are not looked at: %s", error)
-        except (ProcessLookupError, TierdError) as error:
+        except TierdError as error:
             log.debug("single pages are not looked at now: %s", error)
-
-    def _start_look(self, frame: Frame, pidfd: int, tracepoint: Tracepoint) -> Look:
-        def set_up(slot: SlotIndex) -> Setup:
-            setup = frame.setup(self._kdamonds.mark_us, splits=True)
-            self._admin.set_up(slot, setup)
-            self._admin.set_target(slot, frame.pid)
-            self._admin.set_range(slot, frame.start, frame.end)
-            return setup
-
-        started = self._kdamonds.start(frame.pid, pidfd, set_up, Operations.FVADDR)
-        return Look(
-            frame,
-            started,
-            self._admin,
-            open_reader=lambda: RingReader(tracepoint, started.pid, regions=3 * frame.pages),
-            worker=self._looker,
-        )
+        else:
+            self._look = Look(frame, claimed, self._admin, tracepoint, worker=self._looker)
 
     def _end_look(self, look: Look) -> list[Accesses]:
         """Returns what was seen, if anything was."""
         self._look, found = None, look.close()
-        with suppress(ProcessLookupError):
-            took_s = time.monotonic() - look.begun_s
-            self._lens.note(look.frame, cpu_s=task.cpu_s(look.started.pid), took_s=took_s)
-        self._kdamonds.stop(look.started)
+        self._kdamonds.stop(look.claimed.entry)
         if found is None:
             return []
+        took_s = time.monotonic() - look.begun_s
+        self._lens.note(look.frame, cpu_s=found.cpu_s, took_s=took_s)
         self.zoomed_pages += look.frame.pages
-        return [found]
+        return [found.accesses]
 
     @property
     def _spare_percent(self) -> float:
@@ -280,7 +263,7 @@ class Session:
     def _open_once(self, pid: Pid, pidfd: int) -> Watch:
         started = self._kdamonds.start(pid, pidfd, lambda slot: self._set_up(slot, pid))
         with ExitStack() as stack:
-            stack.callback(self._kdamonds.stop, started)
+            stack.callback(self._kdamonds.stop, started.entry)
             reader = self._reader(started)
             stack.callback(reader.close)
             now_s = time.monotonic()

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at single pages: a kdamond of its own, over one range of a target at a time, for seconds.
+"""Looks at single pages: a kdamond of its own, over one range of a target at a time, for a moment.
 
-DAMON joins no regions beyond the range's size over `nr_regions/min`, so with as many regions as
-pages none are joined. It cuts each in two or three after every aggregation; some short ones first,
-and there is a region for each page. Then intervals that tell hot pages from cold ones, and one
-aggregation of these is all that is wanted.
+It begins with a region for each page, and keeps them: DAMON joins no regions beyond the range's
+size over `nr_regions/min`, and cuts none while it has more than half of `nr_regions/max`. So one
+aggregation is all that is wanted.
 """
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass
 
 from tierd.errors import TierdError
+from tierd.kernel import task
 from tierd.kernel.damon import Admin, Setup
+from tierd.kernel.tracepoint import Tracepoint
 from tierd.model import PAGE_BYTES, Accesses, Pid
-from tierd.sample.governor import Started
-from tierd.sample.reader import Reader
+from tierd.sample.kdamonds import Claimed
+from tierd.sample.reader import Reader, RingReader
 
 PAGES_LEAST, PAGES_FIRST, PAGES_MOST = 64, 512, 8192
 STEP = 2.0
@@ -30,14 +30,7 @@ SAMPLES = 10
 STRETCH = 5
 """The sampling interval is at most so many times the configured one."""
 
-SPLIT_US, SPLIT_S = 5000, 0.3
-"""In so long, by such intervals, pages have got regions of their own."""
-POLL_S, GIVEN_UP_S = 0.05, 30.0
-
-PARTED = 0.98
-"""Share of the pages that have to have regions of their own."""
-LOOKS_MOST = 6
-"""So often is waited for that, an aggregation each: they go on being cut meanwhile."""
+POLL_S, GIVEN_UP_S = 0.02, 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +50,23 @@ class Frame:
     def aggregation_us(self) -> int:
         return SAMPLES * self.sample_us
 
-    def setup(self, mark_us: int, *, splits: bool) -> Setup:
-        """Returns what the kdamond is to do; first to split, then to look."""
+    def setup(self, mark_us: int) -> Setup:
+        """Returns what the kdamond is to do."""
         return Setup(
-            sample_us=SPLIT_US if splits else self.sample_us,
-            aggregation_us=SPLIT_US if splits else self.aggregation_us,
+            sample_us=self.sample_us,
+            aggregation_us=self.aggregation_us,
             update_us=mark_us,
             min_regions=self.pages,
-            max_regions=3 * self.pages,  # DAMON cuts nothing while it has more than half of that
+            max_regions=self.pages,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a look has seen, and the CPU time that it has cost."""
+
+    accesses: Accesses
+    cpu_s: float
 
 
 class Lens:
@@ -106,28 +107,28 @@ class Lens:
 
 
 class Look:
-    """One look, from when its kdamond has been started; it goes on in a thread.
+    """One look, in a thread, from when its kdamond's slot has been claimed until it is stopped.
 
     Args:
         frame: what it is at.
-        started: the kdamond, which splits.
+        claimed: the slot, with FVADDR operations.
         admin: DAMON.
-        open_reader: opens the ring of its aggregations.
+        tracepoint: of its aggregations.
         worker: gives the thread.
     """
 
     def __init__(
         self,
         frame: Frame,
-        started: Started,
+        claimed: Claimed,
         admin: Admin,
+        tracepoint: Tracepoint,
         *,
-        open_reader: Callable[[], Reader],
         worker: Executor,
     ) -> None:
-        self.frame, self.started = frame, started
+        self.frame, self.claimed = frame, claimed
         self.begun_s = time.monotonic()
-        self._admin, self._open_reader = admin, open_reader
+        self._admin, self._tracepoint = admin, tracepoint
         self._is_cancelled = threading.Event()
         self._found = worker.submit(self._look)
 
@@ -135,42 +136,43 @@ class Look:
     def is_over(self) -> bool:
         return self._found.done()
 
-    def close(self) -> Accesses | None:
-        """Ends it where it is not over; returns what was seen, None if nothing was."""
+    def close(self) -> Found | None:
+        """Ends it where it is not over; returns what was seen, None if nothing was.
+
+        The slot stays claimed.
+        """
         self._is_cancelled.set()
         failed = isinstance(self._found.exception(), OSError | TierdError)
         return None if failed else self._found.result()
 
-    def _look(self) -> Accesses | None:
-        slot, mark_us = self.started.slot, self.started.setup.update_us
-        if self._is_cancelled.wait(SPLIT_S):
+    def _look(self) -> Found | None:
+        begun_s = time.thread_time()
+        admin, slot = self._admin, self.claimed.slot
+        admin.set_up(slot, self.frame.setup(self.claimed.change.mark_us))
+        admin.set_target(slot, self.frame.pid)
+        admin.set_pages(slot, self.frame.start, self.frame.pages)
+        kdamond = None if self._is_cancelled.is_set() else admin.turn_on(slot)
+        if kdamond is None:
             return None
-        self._admin.set_up(slot, self.frame.setup(mark_us, splits=False))
-        if not self._admin.command(slot, "commit"):
+        with closing(RingReader(self._tracepoint, kdamond, regions=2 * self.frame.pages)) as reader:
+            accesses = self._read(reader)
+        if accesses is None:
             return None
+        cpu_s = task.cpu_s(kdamond)
+        admin.command(slot, "off")
+        admin.set_pages(slot, 0, 0)  # here, since it takes as long as to make them
+        return Found(accesses=accesses, cpu_s=cpu_s + time.thread_time() - begun_s)
+
+    def _read(self, reader: Reader) -> Accesses | None:
+        """Waits for an aggregation."""
         since_s = time.monotonic()
-        with closing(self._open_reader()) as reader:
-            return self._read(reader, since_s)
-
-    def _read(self, reader: Reader, since_s: float) -> Accesses | None:
-        """Waits for an aggregation by the new intervals in which pages have regions of their own.
-
-        The one that was under way at first counts for nothing.
-        """
-        aggregation_s = self.frame.aggregation_us / 1e6
-        looks = 0
         while not self._is_cancelled.wait(POLL_S):
             for snapshot in reader.read():
-                if snapshot.at_s <= since_s + aggregation_s / 2:
-                    continue
-                looks += 1
-                if len(snapshot.regions) < PARTED * self.frame.pages and looks < LOOKS_MOST:
-                    continue
                 return Accesses(
                     pid=self.frame.pid,
                     at_s=snapshot.at_s,
                     sample_s=self.frame.sample_us / 1e6,
-                    aggregation_s=aggregation_s,
+                    aggregation_s=self.frame.aggregation_us / 1e6,
                     regions=snapshot.regions,
                     zoomed=True,
                 )
