@@ -62,6 +62,8 @@ class Node:
     backing: Backing
     memdevs: tuple[str, ...] = ()
     dax_devices: tuple[str, ...] = ()
+    blocks: tuple[range, ...] = ()
+    """The physical addresses of its memory blocks."""
 
     @property
     def latency_ns(self) -> int | None:
@@ -134,6 +136,22 @@ class DaxDevice:
     start: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeMap:
+    """Which node physical memory is of.
+
+    `nodes[i]` is the id from `edges[i - 1]` up to `edges[i]`, -1 where that is no memory or more
+    than one node's, as a block may be where nodes meet.
+    """
+
+    edges: NDArray[np.uint64]
+    nodes: NDArray[np.int16]
+
+    def at(self, addresses: NDArray[np.uint64]) -> NDArray[np.int16]:
+        """Returns the nodes that some addresses are of, -1 for none."""
+        return self.nodes[np.searchsorted(self.edges, addresses, "right")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
     """What discover found. `tiers` is ordered by rank; a node may be in no tier."""
@@ -156,6 +174,19 @@ class Topology:
         for tier in self.tiers:
             table[list(tier.nodes)] = tier.rank
         return table
+
+    def node_map(self) -> NodeMap:
+        """Returns a lookup table from physical address to node."""
+        blocks = [(block, node.id) for node in self.nodes for block in node.blocks]
+        bounds = np.array([(block.start, block.stop) for block, _ in blocks], np.uint64)
+        edges = np.unique(bounds)
+        nodes, claims = np.full(len(edges) + 1, -1, np.int16), np.zeros(len(edges) + 1, np.intp)
+        parts = np.searchsorted(edges, bounds) + 1
+        for (first, last), (_, node) in zip(parts, blocks, strict=True):
+            nodes[first:last] = node
+            claims[first:last] += 1
+        nodes[claims > 1] = -1
+        return NodeMap(edges=edges, nodes=nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +228,11 @@ class Accesses:
     def max_accesses(self) -> int:
         return max(1, round(self.aggregation_s / self.sample_s))
 
+
+LOAD = np.dtype([("address", "u8"), ("cycles", "u4")])
+"""A load that memory has served: its physical address, and the cycles of its CPU that it took."""
+
+NO_LOADS = np.zeros(0, LOAD)
 
 PIECE = np.dtype(
     [

@@ -3,6 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,9 +16,9 @@ from tierd.discover.topology import discover, read_use
 from tierd.errors import ConfigError
 from tierd.kernel import cxl, dax
 from tierd.kernel.text import UnexpectedContent
-from tierd.model import Backing, Node, NodeId, Performance
+from tierd.model import Backing, Node, NodeId, NodeMap, Performance, Topology
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 CXL_TREES = [name for name in trees.NAMES if name.startswith("cxl")]
 
 
@@ -405,3 +406,64 @@ def test_a_tier_is_never_faster_than_the_one_above(nodes: list[Node]) -> None:
     slowest = [max(known[n] or 0 for n in tier.nodes) for tier in ranked]
     for above, below in zip(slowest, fastest[1:], strict=False):
         assert above <= below * tiers.NEAR
+
+
+# Where physical memory is
+
+
+def node(id: int, *blocks: range) -> Node:
+    return Node(
+        id=NodeId(id),
+        cpus=(),
+        total_bytes=sum(map(len, blocks)),
+        distances={},
+        any_initiator=None,
+        cpu_initiator=None,
+        kernel_tier=None,
+        backing=Backing.DRAM,
+        blocks=blocks,
+    )
+
+
+def node_map(*nodes: Node) -> NodeMap:
+    return Topology(nodes=nodes, tiers=()).node_map()
+
+
+def at(found: NodeMap, *addresses: int) -> list[int]:
+    nodes: list[int] = found.at(np.array(addresses, np.uint64)).tolist()
+    return nodes
+
+
+def test_a_guests_blocks_tell_the_node(tmp_path: Path) -> None:
+    topology = discover((), trees.unpack("cxl-7.2", tmp_path))
+    near, far = (node.blocks for node in topology.nodes)
+    ends = [address for block in (*near, *far) for address in (block.start, block.stop - 1)]
+    expected = [id for id, blocks in enumerate((near, far)) for _ in blocks for _ in range(2)]
+    assert near
+    assert far
+    assert at(topology.node_map(), *ends) == expected
+    assert at(topology.node_map(), far[-1].stop, 2**64 - 1) == [-1, -1]
+
+
+def test_a_block_of_two_nodes_is_of_neither() -> None:
+    found = node_map(node(0, range(2 * GIB)), node(1, range(GIB, 3 * GIB)))
+    assert at(found, GIB - 1, GIB, 2 * GIB - 1, 2 * GIB) == [0, -1, -1, 1]
+
+
+def test_without_blocks_no_node_is_known() -> None:
+    assert at(node_map(), 0, GIB) == [-1, -1]
+
+
+@given(
+    blocks=st.sets(st.integers(0, 30), max_size=20),
+    owners=st.lists(st.integers(0, 4), min_size=31, max_size=31),
+    address=st.integers(0, 32 * 128 * MIB),
+)
+def test_any_blocks_are_found_again(blocks: set[int], owners: list[int], address: int) -> None:
+    size = 128 * MIB
+    mine = {id: [b for b in sorted(blocks) if owners[b] == id] for id in range(5)}
+    nodes = [
+        node(id, *(range(b * size, (b + 1) * size) for b in own)) for id, own in mine.items() if own
+    ]
+    expected = owners[address // size] if address // size in blocks else -1
+    assert at(node_map(*nodes), address) == [expected]

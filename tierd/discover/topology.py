@@ -97,6 +97,7 @@ def as_document(topology: Topology, use: Mapping[NodeId, NodeUse]) -> dict[str, 
     document = asdict(topology)
     for node in document["nodes"]:
         used = use.get(node["id"])
+        del node["blocks"]
         node["free_bytes"] = None if used is None else used.free_bytes
         node["room_bytes"] = None if used is None else used.room_bytes
     return document
@@ -121,6 +122,7 @@ def _compose(
         backing=_backing(node, through, behind),
         memdevs=tuple(dict.fromkeys(name for region in behind for name in region.memdevs)),
         dax_devices=tuple(dax.name for dax in through),
+        blocks=node.blocks,
     )
 
 
