@@ -24,6 +24,7 @@ from tierd.kernel.pressure import Pressure
 from tierd.kernel.process import Process
 from tierd.model import (
     MAX_TIERS,
+    NO_LOADS,
     PAGE_BYTES,
     Accesses,
     Backing,
@@ -152,6 +153,7 @@ class _Played:
     zoomed_pages = 0
     can_zoom = False
     sampling = None
+    loads = NO_LOADS
     tuning: Mapping[Pid, Tuning] = {}
 
     def __init__(self, recording: Recording, config: Config, fast_bytes: int | None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tierd.model import REGION, Accesses, Pid
+from tierd.model import NO_LOADS, REGION, Accesses, Pid
 from tierd.sample.tuning import Tuning
 
 RECORDING = Path(__file__).parents[1] / "data/hotset-records.npy.xz"
@@ -55,6 +55,7 @@ class Replay:
     losses = 0
     zoomed_pages = 0
     sampling = None
+    loads = NO_LOADS
     can_zoom = False
 
     def __init__(

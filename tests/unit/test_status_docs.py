@@ -23,7 +23,18 @@ from tierd.daemon import Daemon
 from tierd.discover.topology import discover
 from tierd.kernel.process import read_process
 from tierd.machine import ThisMachine
-from tierd.model import PAGE_BYTES, REGION, Accesses, Kept, NodeId, Outcome, Pid, Plan, Report
+from tierd.model import (
+    NO_LOADS,
+    PAGE_BYTES,
+    REGION,
+    Accesses,
+    Kept,
+    NodeId,
+    Outcome,
+    Pid,
+    Plan,
+    Report,
+)
 from tierd.observe import status
 from tierd.observe.flows import QUIET
 from tierd.sample import residence
@@ -51,6 +62,7 @@ class OneHotRange:
     losses = 0
     zoomed_pages = 0
     sampling = None
+    loads = NO_LOADS
     can_zoom = False
 
     def __init__(self, start: int) -> None:

@@ -29,6 +29,13 @@ ACCESS = np.dtype(
 )
 """One sampled access."""
 
+_LOAD = 2
+_LEVEL_SHIFT, _LEVEL_NUMBER_SHIFT, _LEVEL_NUMBER_MASK = 5, 33, 15
+_RAM_LEVELS = (0x80 | 0x100 | 0x200) << _LEVEL_SHIFT
+_RAM_NUMBERS = (0x09, 0x0D, 0x0E)
+"""What union perf_mem_data_src has of PERF_MEM_OP_LOAD, PERF_MEM_LVL_{LOC_RAM,REM_RAM1,
+REM_RAM2} and PERF_MEM_LVLNUM_{CXL,RAM,PMEM}."""
+
 ACCESS_BYTES = 56
 """What a sample takes in the ring."""
 
@@ -87,6 +94,19 @@ def decode(data: bytes, *, head: int, tail: int, into: NDArray[np.void]) -> Deco
         corrupt=cursor.corrupt,
         throttled=cursor.throttled,
     )
+
+
+def served_by_memory(accesses: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Tells the loads (of dtype ACCESS) that no cache has served.
+
+    Either field of the level is enough: Intel's remote memory has the number of L3
+    (pebs_data_source, arch/x86/events/intel/ds.c), AMD's CXL and PMEM have a number alone
+    (g_zen4_data_src, arch/x86/events/amd/ibs.c).
+    """
+    source = accesses["source"]
+    number = (source >> np.uint64(_LEVEL_NUMBER_SHIFT)) & np.uint64(_LEVEL_NUMBER_MASK)
+    in_memory = (source & np.uint64(_RAM_LEVELS) != 0) | np.isin(number, _RAM_NUMBERS)
+    return np.asarray((source & np.uint64(_LOAD) != 0) & in_memory, np.bool_)
 
 
 class AccessRing(PerfRing):

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tierd.config import HardwareConfig, Samples
 from tierd.errors import TierdError
 from tierd.kernel import pmu, text
@@ -75,6 +78,10 @@ class Fused:
     @property
     def sampling(self) -> Sampling | None:
         return self._hardware.sampling
+
+    @property
+    def loads(self) -> NDArray[np.void]:
+        return self._hardware.loads
 
     @property
     def zoomed_pages(self) -> int:

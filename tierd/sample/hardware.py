@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.kernel.accesses import AccessRing
+from tierd.kernel.accesses import ACCESS, AccessRing, served_by_memory
 from tierd.kernel.pmu import Source
-from tierd.model import PAGE_BYTES, Pid
+from tierd.model import LOAD, NO_LOADS, PAGE_BYTES, Pid
 
 SAMPLE_S = 5e-6
 """CPU time of a sample, from its interrupt to its place in an array."""
@@ -62,6 +62,8 @@ class Hardware:
         self._counted, self._adjusted_s = 0, time.monotonic()
         self._held = held = max(round(self.most_per_s * HELD_S), 1)
         self._overflows = False
+        self.loads = NO_LOADS
+        """Loads that memory served, of the last read()."""
         event = source.event.every(self._period)
         with ExitStack() as stack:
             self._rings = [
@@ -89,7 +91,8 @@ class Hardware:
         A page is there as often as it was sampled.
         """
         parts = [ring.read() for ring in self._rings]
-        found = np.concatenate(parts) if parts else np.zeros(0, [("pid", "u4"), ("addr", "u8")])
+        found = np.concatenate(parts) if parts else np.zeros(0, ACCESS)
+        self.loads = _loads(found[served_by_memory(found)])
         self._samples += len(found)
         # The kernel tells what was lost with the next sample only.
         self._overflows |= any(len(part) >= self._held for part in parts)
@@ -116,3 +119,11 @@ class Hardware:
             self._period = period
             for ring in self._rings:
                 ring.set_period(period)
+
+
+def _loads(served: NDArray[np.void]) -> NDArray[np.void]:
+    """Returns samples of loads (dtype ACCESS) as dtype LOAD, those whose place is known."""
+    served = served[served["phys_addr"] != 0]
+    loads = np.zeros(len(served), LOAD)
+    loads["address"], loads["cycles"] = served["phys_addr"], served["weight"]
+    return loads

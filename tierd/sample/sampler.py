@@ -4,6 +4,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tierd.model import Accesses, Pid
 from tierd.sample.hardware import Sampling
 from tierd.sample.tuning import Tuning
@@ -47,6 +50,14 @@ class Sampler(Protocol):
 
     def poll(self) -> list[Accesses]:
         """Returns the complete snapshots since the last poll, oldest first, of all targets."""
+        ...
+
+    @property
+    def loads(self) -> NDArray[np.void]:
+        """Loads that memory served (dtype LOAD), of all processes, as the last poll() found them.
+
+        Empty where nothing tells what loads take.
+        """
         ...
 
     @property

@@ -23,7 +23,7 @@ from tierd.kernel import process, tracepoint
 from tierd.kernel.damon import Admin, Operations, Setup, SlotIndex
 from tierd.kernel.ring import Snapshot
 from tierd.kernel.tunable import Files
-from tierd.model import Accesses, Pid
+from tierd.model import NO_LOADS, Accesses, Pid
 from tierd.sample import tuning
 from tierd.sample.governor import Governor, Started
 from tierd.sample.kdamonds import Kdamonds, has_exited, no_process
@@ -113,6 +113,7 @@ class Session:
         self._zooms = config.zoom
         self.zoomed_pages = 0
         self.sampling = None
+        self.loads = NO_LOADS
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="tierd-damon")
 
     def __enter__(self) -> Self:

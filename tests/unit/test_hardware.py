@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What samples of a PMU tell, from the bytes of a ring on.
+
+No machine of ours has a PMU: the samples are made up, by what the kernel's tables of data sources
+hold, and go through the real decoder.
+"""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.unit.test_accesses import Access
+from tests.unit.test_ring import captured
+from tierd.kernel import accesses
+from tierd.kernel.accesses import ACCESS, Event
+from tierd.kernel.pmu import Source
+from tierd.model import Pid
+from tierd.sample import hardware
+from tierd.sample.hardware import Hardware
+
+GIB = 1 << 30
+LOAD_HIT = 0x2 | 0x2 << 5
+SOURCES = {
+    "Intel, local memory": (LOAD_HIT | 0x80 << 5 | 0xD << 33, True),
+    "Intel, remote memory, numbered L3": (LOAD_HIT | 0x100 << 5 | 0x3 << 33 | 1 << 37, True),
+    "Intel, persistent memory": (LOAD_HIT | 0xE << 33, True),
+    "Intel, L3": (LOAD_HIT | 0x40 << 5 | 0x3 << 33, False),
+    "Intel, a fill buffer": (LOAD_HIT | 0x10 << 5 | 0xC << 33, False),
+    "Intel, another socket's cache": (LOAD_HIT | 0x400 << 5 | 0x3 << 33 | 1 << 37, False),
+    "Intel, missed L3, by what is unknown": (0x2 | 0x4 << 5 | 0x3 << 33, False),
+    "Intel, a store that missed L1": (0x4 | 0x4 << 5 | 0x8 << 5, False),
+    "AMD, local memory": (LOAD_HIT | 0x80 << 5 | 0xD << 33, True),
+    "AMD before 6.12, local memory": (LOAD_HIT | 0x80 << 5, True),
+    "AMD, CXL": (0x2 | 0x9 << 33, True),
+    "AMD, another cache": (LOAD_HIT | 0x400 << 5 | 0xB << 33, False),
+    "nothing known": (0x1 | 0x1 << 5 | 0xF << 33, False),
+    "page faults": (0, False),
+}
+"""What kernels tell of samples: union perf_mem_data_src by what it is of, and whether of memory."""
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_what_memory_served_is_told_from_what_a_cache_did(name: str) -> None:
+    source, of_memory = SOURCES[name]
+    found = np.zeros(1, ACCESS)
+    found["source"] = source
+    assert accesses.served_by_memory(found).tolist() == [of_memory]
+
+
+class FakeRing:
+    """Stands for a CPU's ring: bytes as the kernel would write them, decoded as the real ones."""
+
+    written = b""
+    lost = throttled = 0
+
+    def __init__(self, event: Event, *, cpu: int, samples: int, wakeup_samples: int) -> None:
+        self.samples = samples
+
+    def read(self) -> NDArray[np.void]:
+        stream, FakeRing.written = FakeRing.written, b""
+        data, into = captured(stream, 0, 1 << 17), np.empty(2000, ACCESS)
+        return accesses.decode(data, head=len(stream), tail=0, into=into).records
+
+    def set_period(self, period: int) -> None:
+        self.period = period
+
+    def __enter__(self) -> "FakeRing":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def fake_pmu(monkeypatch: pytest.MonkeyPatch) -> Hardware:
+    monkeypatch.setattr(hardware, "AccessRing", FakeRing)
+    event = Event(type=4, config=0x1CD, period=1)
+    return Hardware(Source(name="fake", event=event, least_period=1000), [0], cpu_percent=100.0)
+
+
+def sampled(source: int, phys_addr: int, cycles: int, pid: int = 640) -> bytes:
+    return Access(pid, pid, 7, 0x7F00_0000_1234, cycles, source, phys_addr).encode()
+
+
+def test_a_rings_loads_come_through_with_place_and_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+    pmu = fake_pmu(monkeypatch)
+    memory, cache = SOURCES["Intel, local memory"][0], SOURCES["Intel, L3"][0]
+    FakeRing.written = b"".join(
+        [
+            sampled(memory, 0x1000, 310),
+            sampled(cache, 0x1000, 60),
+            sampled(memory, 0, 300),
+            sampled(memory, GIB, 700, pid=1),
+        ]
+    )
+    pages = pmu.read([Pid(640)])
+    assert pmu.loads.tolist() == [(0x1000, 310), (GIB, 700)], "of all processes"
+    assert len(pages[Pid(640)]) == 3, "what a cache served is an access too"
+    pmu.read([Pid(640)])
+    assert not len(pmu.loads), "once"
