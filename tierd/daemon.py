@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tierd.config import Config
 from tierd.decide.guard import Guard, judge, promotable
 from tierd.decide.heat import ceiling, fold, score
+from tierd.decide.latency import Latencies, Way, closed, take_in
 from tierd.decide.magnify import is_unequal, magnify
 from tierd.decide.placement import is_hot, plan
 from tierd.decide.settle import settle, unsettle
@@ -153,7 +154,10 @@ class Daemon:
         self.tenants = Tenants(config.tenants, topology.tiers)
         self.shares = np.zeros((0, 0))
         """Of each tenant and tier but the slowest, as of the last round; empty of one alone."""
-        self.rank_of_node = topology.rank_of_node()
+        self.rank_of_node, self.node_map = topology.rank_of_node(), topology.node_map()
+        self.latencies = Latencies()
+        self.closed: frozenset[Way] = frozenset()
+        """Ways up that nothing is moved, since the faster tier answers no sooner under load."""
         self.unwatched: dict[Pid, str] = {}
         self.flows = Flows()
         self.cost = MoveCost(config.policy.placement.move_cost_ns)
@@ -186,6 +190,7 @@ class Daemon:
                 watched.pieces = unsettle(watched.pieces)
         self.topology, self.mover = topology, mover
         self.names, self.rank_of_node = topology.names(), ranks
+        self.node_map, self.closed = topology.node_map(), frozenset()
         self.tenants = Tenants(self.config.tenants, topology.tiers)
 
     def run(self, stop_asked: Callable[[float], bool], *, for_s: float | None = None) -> None:
@@ -210,6 +215,8 @@ class Daemon:
         seen = self.sampler.poll()
         for accesses in seen:
             self._take_in(accesses)
+        loads = self.sampler.loads
+        self.latencies = take_in(self.latencies, loads, self.node_map, now_s=begin_s)
         fresh = self._fresh_targets(begin_s)
         rooms = self._rooms()
         if self.record is not None:
@@ -389,8 +396,27 @@ class Daemon:
         return share
 
     def _rooms(self) -> list[TierRoom]:
-        percent = self.config.policy.headroom_percent
-        return numa.rooms(self.topology.tiers, self.machine.free_bytes(), percent)
+        percent, tiers = self.config.policy.headroom_percent, self.topology.tiers
+        rooms = numa.rooms(tiers, self.machine.free_bytes(), percent)
+        cycles = map(self.latencies.cycles_of, tiers)
+        return [replace(room, loaded_cycles=each) for room, each in zip(rooms, cycles, strict=True)]
+
+    def _close(self, rooms: Sequence[TierRoom]) -> None:
+        """Finds the ways up that don't pay under the present load, and tells of changes."""
+        before = self.closed
+        self.closed = closed(before, [room.loaded_cycles for room in rooms])
+        for way in sorted(self.closed - before):
+            log.warning("%s", self._why_closed(way, rooms), extra=event("tier.loaded"))
+        for upper, lower in sorted(before - self.closed):
+            names = self.names[lower], self.names[upper]
+            log.info("moves up from %s to %s go on", *names, extra=event("tier.relieved"))
+
+    def _why_closed(self, way: Way, rooms: Sequence[TierRoom]) -> str:
+        (upper, lower), names = way, self.names
+        return (
+            f"{names[upper]} answers in {rooms[upper].loaded_cycles:.0f} cycles, {names[lower]} in "
+            f"{rooms[lower].loaded_cycles:.0f}: nothing is moved up from there to it"
+        )
 
     def policy(self) -> Policy:
         """Returns the configured policy with what moving a page was found to cost."""
@@ -420,6 +446,7 @@ class Daemon:
 
     def _decide(self, targets: list[Target], rooms: list[TierRoom], now_s: float) -> Plan:
         budget = self.budget_bytes
+        self._close(rooms)
         if self.cost.seen_pages < FIRST_PAGES:
             budget = min(budget, FIRST_PAGES * PAGE_BYTES)
         made = plan(
@@ -429,6 +456,7 @@ class Daemon:
             now_s=now_s,
             budget_bytes=budget,
             promotable=self._promotable(),
+            closed=self.closed,
             tenants=self.tenants.all,
         )
         self.shares = made.shares
@@ -509,6 +537,7 @@ class Daemon:
                 *self.topology.warnings,
                 *self.unwatched.values(),
                 *filter(None, [self.stalls]),
+                *(self._why_closed(way, rooms) for way in sorted(self.closed)),
             ],
         }
 
@@ -556,6 +585,9 @@ class Daemon:
             "free": room.free_bytes,
             "headroom": room.headroom_bytes,
             "backing": sorted(backing),
+            "loads": round(self.latencies.loads_of(tier)),
+            "loaded_cycles": room.loaded_cycles and round(room.loaded_cycles, 1),
+            "closed_to": [self.names[low] for up, low in sorted(self.closed) if up == tier.rank],
         }
 
     def target_status(self, watched: Watched) -> dict[str, Any]:

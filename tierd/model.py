@@ -194,7 +194,8 @@ class TierRoom:
     """A tier's memory at this moment.
 
     `free_bytes` is what the kernel's free lists hold above the zones' high watermarks, so filling
-    it wakes neither kswapd nor the OOM killer.
+    it wakes neither kswapd nor the OOM killer. `loaded_cycles` is what loads from it take lately,
+    with what else the machine does; None where that is not known.
     """
 
     rank: Rank
@@ -202,6 +203,7 @@ class TierRoom:
     free_bytes: int
     headroom_bytes: int
     latency_ns: int | None
+    loaded_cycles: float | None = None
 
 
 REGION = np.dtype([("start", "u8"), ("end", "u8"), ("nr_accesses", "u4"), ("age", "u4")])
@@ -330,6 +332,7 @@ class Kept(StrEnum):
     SWINGS = "moved up and down again for nothing"
     RESTS = "moves of its process did not pay, and it rests"
     SHARE = "its tenant has its share"
+    LOADED = "the faster tier is the slower one under its load"
 
 
 KEPT_CODE: Mapping[Kept, int] = {why: code for code, why in enumerate(Kept, 1)}

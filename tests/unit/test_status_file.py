@@ -33,6 +33,9 @@ STATUS: dict[str, Any] = {
             "free": 601882624,
             "headroom": 21107834,
             "backing": ["dram"],
+            "loads": 4200,
+            "loaded_cycles": 640.0,
+            "closed_to": ["cxl"],
         },
         {
             "rank": 1,
@@ -43,6 +46,9 @@ STATUS: dict[str, Any] = {
             "free": 300 << 20,
             "headroom": 10 << 20,
             "backing": ["cxl", "unknown"],
+            "loads": 1300,
+            "loaded_cycles": 610.5,
+            "closed_to": [],
         },
     ],
     "targets": [

@@ -86,6 +86,9 @@ STATUS = answer(
             free=COUNT,
             headroom=COUNT,
             backing=array(STRING),
+            loads=COUNT,
+            loaded_cycles=or_null(NUMBER),
+            closed_to=array(STRING),
         )
     ),
     targets=array(answer(**_TARGET)),

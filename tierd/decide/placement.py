@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.decide.heat import COLD_PER_PAGE_S, assured, concatenate, score
+from tierd.decide.latency import Way, loaded_gap_ns
 from tierd.decide.shares import divide
 from tierd.model import (
     KEPT_CODE,
@@ -78,6 +79,7 @@ def plan(
     now_s: float,
     budget_bytes: int,
     promotable: float = 1.0,
+    closed: frozenset[Way] = frozenset(),
     tenants: Sequence[Tenant] = (EVERYBODY,),
 ) -> Plan:
     """Returns the moves worth making now.
@@ -89,6 +91,7 @@ def plan(
         now_s: the instant that `held_until_s` is compared with.
         budget_bytes: at most so many bytes are moved, both directions together.
         promotable: share of the budget that may be used to move up.
+        closed: the ways up that nothing goes but what is pinned.
         tenants: whose the targets are; of one alone, heat decides everything.
     """
     lengths = [len(t.pieces) for t in targets]
@@ -109,6 +112,7 @@ def plan(
         tenant=np.repeat([t.tenant for t in targets], lengths),
         tenants=tenants,
         rooms=rooms,
+        closed=closed,
         policy=policy,
         now_s=now_s,
         budget_bytes=float(budget_bytes),
@@ -159,6 +163,7 @@ class _Steps:
         tenant: NDArray[np.intp],
         tenants: Sequence[Tenant],
         rooms: Sequence[TierRoom],
+        closed: frozenset[Way],
         policy: Policy,
         now_s: float,
         budget_bytes: float,
@@ -178,7 +183,7 @@ class _Steps:
         self.shares: list[Floats] = []
         self.held = pieces["held_until_s"] > now_s
         self.swings = pieces["swings"] > 0
-        self.rooms = rooms
+        self.rooms, self.closed = rooms, closed
         self.free = np.array([float(room.free_bytes - room.headroom_bytes) for room in rooms])
         self.policy = policy
         self.budget_bytes, self.rising_bytes = budget_bytes, rising_bytes
@@ -345,14 +350,22 @@ class _Steps:
         stock = self._stock(range(rank + 1, len(self.rooms)), rank, self.lasting)
         hot = stock.heat >= stock.margin
         rests, held, swings = (flags[stock.piece] for flags in (self.rests, self.held, self.swings))
+        closed = self._is_closed(stock, rank)
+        may_rise = hot & ~rests & ~closed
         for why, kept in (
             (Kept.RESTS, hot & rests),
-            (Kept.HELD, hot & ~rests & held & ~swings),
-            (Kept.SWINGS, hot & ~rests & held & swings),
+            (Kept.LOADED, hot & ~rests & closed),
+            (Kept.HELD, may_rise & held & ~swings),
+            (Kept.SWINGS, may_rise & held & swings),
         ):
             self._keep(why, stock.piece[kept], stock.size[kept])
-        stock = stock.take(np.flatnonzero(hot & ~held & ~rests))
+        stock = stock.take(np.flatnonzero(may_rise & ~held))
         return stock.take(np.argsort(-stock.heat, kind="stable"))
+
+    def _is_closed(self, stock: _Stock, rank: int) -> NDArray[np.bool_]:
+        """Tells what nothing but a pin moves up to the tier now, from where it lies."""
+        sources = [lower for upper, lower in self.closed if upper == rank]
+        return np.isin(stock.tier, sources) & ~self.pinned[stock.piece]
 
     def _sinking(self, rank: int) -> _Stock:
         """Bytes on the tier that may make way, coldest first."""
@@ -379,10 +392,13 @@ class _Steps:
 
     def gap_ns(self, rank: int) -> float:
         """Latency saved by an access that finds its page one tier up, or the configured guess."""
-        upper, lower = self.rooms[rank].latency_ns, self.rooms[rank + 1].latency_ns
-        if upper is None or lower is None or lower <= upper:
+        upper, lower = self.rooms[rank], self.rooms[rank + 1]
+        if (loaded_ns := loaded_gap_ns(upper, lower)) is not None:
+            return loaded_ns
+        if upper.latency_ns is None or lower.latency_ns is None:
             return self.policy.latency_gap_ns
-        return float(lower - upper)
+        gap_ns = float(lower.latency_ns - upper.latency_ns)
+        return gap_ns if gap_ns > 0 else self.policy.latency_gap_ns
 
     def _shortfall(self, rank: int) -> float:
         """Bytes to free so that new allocations find room, 0 while enough is left."""

@@ -8,6 +8,7 @@ process_* metrics.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,6 +69,23 @@ def _tiers(tiers: Sequence[Mapping[str, Any]]) -> Iterator["Metric"]:
         for tier in tiers:
             family.add_metric([tier["name"]], tier[key])
         yield family
+    yield from _loaded(tiers)
+
+
+def _loaded(tiers: Sequence[Mapping[str, Any]]) -> Iterator["Metric"]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    told = "What loads from a tier take lately, in cycles of their CPUs, where that is known."
+    family = GaugeMetricFamily("tierd_tier_loaded_cycles", told, labels=["tier"])
+    for tier in tiers:
+        if tier["loaded_cycles"] is not None:
+            family.add_metric([tier["name"]], tier["loaded_cycles"])
+    yield family
+    told = "1 while nothing is moved up to a tier from a slower one that answers as soon."
+    family = GaugeMetricFamily("tierd_tier_closed", told, labels=["tier", "source"])
+    for upper, lower in combinations(tiers, 2):
+        family.add_metric([upper["name"], lower["name"]], lower["name"] in upper["closed_to"])
+    yield family
 
 
 def _flows(flows: Sequence[Mapping[str, Any]]) -> Iterator["Metric"]:
