@@ -236,6 +236,9 @@ LOAD = np.dtype([("address", "u8"), ("cycles", "u4")])
 
 NO_LOADS = np.zeros(0, LOAD)
 
+HIT = np.dtype([("page", "u8"), ("weight", "f8")])
+"""A sampled access of a page, by its address, and how many reads it counts for."""
+
 PIECE = np.dtype(
     [
         ("start", "u8"),

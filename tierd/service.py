@@ -45,7 +45,7 @@ from tierd.model import NodeId, Pid, Topology
 from tierd.observe import status
 from tierd.observe.events import History, event
 from tierd.recorder import Recorder, Recordings, recording_to
-from tierd.sample.fused import with_hardware
+from tierd.sample.fused import Fused, with_hardware
 from tierd.sample.session import Session
 from tierd.tiers import numa
 
@@ -228,6 +228,8 @@ class Service:
         mover = self._mover(settings, self.daemon.topology)
         self.finder.follow(settings.targets, settings.discover)
         self.sampler.cpu_percent = settings.damon.cpu_percent
+        if isinstance(self.daemon.sampler, Fused):
+            self.daemon.sampler.weigh_writes(settings.policy.write_weight)
         self.daemon.reconfigure(settings, mover)
         self.settings = settings
 
@@ -339,7 +341,9 @@ def _set_up(
     arbiter = Arbiter(journal=journal)
     may_move = arbiter.may_move(settings.conflicts.numa_balancing, moves=settings.policy.mode.moves)
     session = Session(settings.damon, journal)
-    sampler = stack.enter_context(closing(with_hardware(session, settings.hardware)))
+    write_weight = settings.policy.write_weight
+    fused = with_hardware(session, settings.hardware, write_weight=write_weight)
+    sampler = stack.enter_context(closing(fused))
     free = stack.enter_context(FreeMemory())
     for tier in topology.tiers:
         log.info("%s", hotplug.describe(tier))

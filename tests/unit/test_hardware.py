@@ -34,6 +34,7 @@ SOURCES = {
     "AMD, CXL": (0x2 | 0x9 << 33, True),
     "AMD, another cache": (LOAD_HIT | 0x400 << 5 | 0xB << 33, False),
     "nothing known": (0x1 | 0x1 << 5 | 0xF << 33, False),
+    "AMD, a store": (0x4 | 0x80 << 5 | 0x2 << 5 | 0xD << 33, False),
     "page faults": (0, False),
 }
 """What kernels tell of samples: union perf_mem_data_src by what it is of, and whether of memory."""
@@ -97,3 +98,14 @@ def test_a_rings_loads_come_through_with_place_and_cycles(monkeypatch: pytest.Mo
     assert len(pages[Pid(640)]) == 3, "what a cache served is an access too"
     pmu.read([Pid(640)])
     assert not len(pmu.loads), "once"
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0, 2.5])
+def test_a_store_counts_as_configured(monkeypatch: pytest.MonkeyPatch, weight: float) -> None:
+    pmu = fake_pmu(monkeypatch)
+    pmu.write_weight = weight
+    names = "AMD, local memory", "AMD, a store", "Intel, a store that missed L1", "nothing known"
+    FakeRing.written = b"".join(sampled(SOURCES[name][0], 0, 1) for name in names)
+    hits = pmu.read([Pid(640)])[Pid(640)]
+    assert hits["weight"].tolist() == [1, weight, weight, 1]
+    assert set(hits["page"].tolist()) == {0x7F00_0000_1000}

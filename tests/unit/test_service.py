@@ -21,6 +21,7 @@ from tests.unit.machine import (
     Undisputed,
     half_hot,
 )
+from tests.unit.test_hits import FakeHardware, pages
 from tierd import config
 from tierd.api.inbox import Inbox
 from tierd.api.view import View
@@ -36,6 +37,7 @@ from tierd.model import Topology
 from tierd.observe.events import History
 from tierd.observe.moments import load
 from tierd.recorder import Recordings
+from tierd.sample.fused import Fused
 from tierd.sample.session import Session
 from tierd.service import CommandLine, Service, notify
 
@@ -226,3 +228,12 @@ def test_systemd_is_told_but_not_waited_for(
         for _ in range(1000):
             notify("WATCHDOG=1")  # until its queue is full, and on
         assert systemd.recv(64) == b"WATCHDOG=1"
+
+
+def test_a_write_weight_that_is_set_holds_from_then_on(service: Service) -> None:
+    hardware = FakeHardware(pages())
+    service.daemon.sampler = Fused(service.daemon.sampler, hardware)
+    service.set({"policy": {"write_weight": 3}})
+    assert hardware.write_weight == 3
+    service.set({"policy": {"write_weight": None}})
+    assert hardware.write_weight == 1

@@ -186,6 +186,7 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
         "name": _choice(*PolicyName),
         "mode": _choice(*Mode),
         "headroom_percent": _number(0, 50),
+        "write_weight": _number(0, 100),
         "short_s": _number(0.1, 600),
         "long_s": _number(1, 3600),
         "hysteresis": _number(1, 100),

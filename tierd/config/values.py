@@ -112,6 +112,7 @@ NAMED: Mapping[PolicyName, Mapping[str, Any]] = {
 class PolicyConfig:
     """`headroom_percent` of a tier's capacity is left free, above the kernel's watermarks.
 
+    A store that is sampled counts for `write_weight` reads.
     `name` has given the values of the keys that are not set themselves. `placement` holds what
     decide takes; in the file its fields stand in [policy] with the others.
     """
@@ -119,6 +120,7 @@ class PolicyConfig:
     name: PolicyName = PolicyName.BALANCED
     mode: Mode = Mode.PLACE
     headroom_percent: float = 2.0
+    write_weight: float = 1.0
     placement: Policy = field(default_factory=Policy)
 
 

@@ -29,11 +29,11 @@ ACCESS = np.dtype(
 )
 """One sampled access."""
 
-_LOAD = 2
+_LOAD, _STORE = 2, 4
 _LEVEL_SHIFT, _LEVEL_NUMBER_SHIFT, _LEVEL_NUMBER_MASK = 5, 33, 15
 _RAM_LEVELS = (0x80 | 0x100 | 0x200) << _LEVEL_SHIFT
 _RAM_NUMBERS = (0x09, 0x0D, 0x0E)
-"""What union perf_mem_data_src has of PERF_MEM_OP_LOAD, PERF_MEM_LVL_{LOC_RAM,REM_RAM1,
+"""What union perf_mem_data_src has of PERF_MEM_OP_{LOAD,STORE}, PERF_MEM_LVL_{LOC_RAM,REM_RAM1,
 REM_RAM2} and PERF_MEM_LVLNUM_{CXL,RAM,PMEM}."""
 
 ACCESS_BYTES = 56
@@ -94,6 +94,11 @@ def decode(data: bytes, *, head: int, tail: int, into: NDArray[np.void]) -> Deco
         corrupt=cursor.corrupt,
         throttled=cursor.throttled,
     )
+
+
+def are_stores(accesses: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Tells the stores (of dtype ACCESS); what may be either, as page faults, is none."""
+    return np.asarray(accesses["source"] & np.uint64(_STORE) != 0, np.bool_)
 
 
 def served_by_memory(accesses: NDArray[np.void]) -> NDArray[np.bool_]:

@@ -11,8 +11,9 @@ where in perf_event_attr its terms go, and what some events are made of:
     /sys/bus/event_source/devices/cpu/caps/max_precise      3
 
 Intel's loads are sampled from a latency on, so that most hits of the first caches are left out;
-newer cores want the auxiliary event as the group's leader. AMD's IBS samples operations of any
-kind; where it can (Zen 4) only those that missed the last cache. What was no access has no address.
+newer cores want the auxiliary event as the group's leader. Their mem-stores is left alone, since it
+counts what the caches take too (docs/policy.md). AMD's IBS samples operations of any kind; where it
+can (Zen 4) only those that missed the last cache. What was no access has no address.
 """
 
 import re

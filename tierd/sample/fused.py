@@ -27,7 +27,13 @@ from tierd.sample.tuning import Tuning
 log = logging.getLogger("tierd")
 
 
-def with_hardware(damon: Sampler, config: HardwareConfig, root: Path = Path("/")) -> Sampler:
+def with_hardware(
+    damon: Sampler,
+    config: HardwareConfig,
+    root: Path = Path("/"),
+    *,
+    write_weight: float = 1.0,
+) -> Sampler:
     """Returns DAMON with what samples addresses here; alone, and says why, where nothing does."""
     if config.samples is Samples.OFF:
         return damon
@@ -37,7 +43,7 @@ def with_hardware(damon: Sampler, config: HardwareConfig, root: Path = Path("/")
             log.info("accesses are not sampled by hardware: %s", source.why)
             return damon
         cpus = text.read_ids(root / "sys/devices/system/cpu/online") or ()
-        hardware = Hardware(source, cpus, cpu_percent=config.cpu_percent)
+        hardware = Hardware(source, cpus, cpu_percent=config.cpu_percent, write_weight=write_weight)
     except (OSError, TierdError) as error:
         log.warning("accesses are not sampled by hardware: %s", error)
         return damon
@@ -62,6 +68,10 @@ class Fused:
         self._hits: dict[Pid, Hits] = {}
         self._looks: list[Accesses] = []
         self._hit_pages = 0
+
+    def weigh_writes(self, weight: float) -> None:
+        """Counts a store for so many reads from now on."""
+        self._hardware.write_weight = weight
 
     @property
     def way(self) -> str:
@@ -101,8 +111,8 @@ class Fused:
 
     def poll(self) -> list[Accesses]:
         now_s = time.monotonic()
-        for pid, pages in self._hardware.read(self._hits).items():
-            self._hits[pid].take_in(pages, now_s)
+        for pid, hits in self._hardware.read(self._hits).items():
+            self._hits[pid].take_in(hits["page"], now_s, hits["weight"])
         looks, self._looks = self._looks, []
         return self._damon.poll() + [look for look in looks if look.pid in self._hits]
 

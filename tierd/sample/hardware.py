@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.kernel.accesses import ACCESS, AccessRing, served_by_memory
+from tierd.kernel.accesses import ACCESS, AccessRing, are_stores, served_by_memory
 from tierd.kernel.pmu import Source
-from tierd.model import LOAD, NO_LOADS, PAGE_BYTES, Pid
+from tierd.model import HIT, LOAD, NO_LOADS, PAGE_BYTES, Pid
 
 SAMPLE_S = 5e-6
 """CPU time of a sample, from its interrupt to its place in an array."""
@@ -48,14 +48,22 @@ class Hardware:
         source: what is sampled.
         cpus: those that are online; one that comes later is not sampled.
         cpu_percent: of a core that samples may cost, all CPUs together.
+        write_weight: for how many reads a store counts; it may be set to another.
 
     Raises:
         PermissionError: neither CAP_PERFMON nor perf_event_paranoid allows it.
         OSError: the CPUs have no such event after all.
     """
 
-    def __init__(self, source: Source, cpus: Iterable[int], *, cpu_percent: float) -> None:
-        self._source = source
+    def __init__(
+        self,
+        source: Source,
+        cpus: Iterable[int],
+        *,
+        cpu_percent: float,
+        write_weight: float = 1.0,
+    ) -> None:
+        self._source, self.write_weight = source, write_weight
         self.most_per_s = cpu_percent / 100 / SAMPLE_S
         self._period = min(source.least_period * FIRST_TIMES, MOST_PERIOD)
         self._samples, self._throttled = 0, 0
@@ -85,11 +93,8 @@ class Hardware:
             throttled=sum(ring.throttled for ring in self._rings),
         )
 
-    def read(self, pids: Iterable[Pid]) -> dict[Pid, NDArray[np.uint64]]:
-        """Returns the pages of these processes that were accessed since the last read.
-
-        A page is there as often as it was sampled.
-        """
+    def read(self, pids: Iterable[Pid]) -> dict[Pid, NDArray[np.void]]:
+        """Returns the sampled accesses (dtype HIT) of these processes since the last read."""
         parts = [ring.read() for ring in self._rings]
         found = np.concatenate(parts) if parts else np.zeros(0, ACCESS)
         self.loads = _loads(found[served_by_memory(found)])
@@ -98,8 +103,10 @@ class Hardware:
         self._overflows |= any(len(part) >= self._held for part in parts)
         self._adjust(time.monotonic())
         found = found[found["addr"] != 0]
-        pages = found["addr"] & ~np.uint64(PAGE_BYTES - 1)
-        return {pid: pages[found["pid"] == pid] for pid in pids}
+        hits = np.zeros(len(found), HIT)
+        hits["page"] = found["addr"] & ~np.uint64(PAGE_BYTES - 1)
+        hits["weight"] = np.where(are_stores(found), self.write_weight, 1.0)
+        return {pid: hits[found["pid"] == pid] for pid in pids}
 
     def _adjust(self, now_s: float) -> None:
         """Sets the period by which samples come as often as the budget allows."""

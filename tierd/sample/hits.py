@@ -4,6 +4,10 @@
 Counts fade over KEPT_S, so that they are of these minutes. Where pages that were hit at all were
 hit often, those that were not are the cold ones between them: then the counts are a look at single
 pages, as a zoomed snapshot is, for nothing.
+
+An access may weigh more or less than another, as stores do where that is configured. Sums of such
+weights vary more by accident than counts do. So a look has them in units of sum(w^2) / sum(w): then
+they vary as counts do, and their total is the effective size of the sample, as L. Kish has it.
 """
 
 import math
@@ -24,22 +28,39 @@ PER_PAGE_LEAST = 4.0
 
 
 class Hits:
-    """Faded counts of the pages that were hit; `pages` is sorted."""
+    """Faded counts of the pages that were hit; `pages` is sorted.
+
+    `counts` has the sums of the hits' weights, `squares` those of their squares.
+    """
 
     def __init__(self) -> None:
         self.pages = np.zeros(0, np.uint64)
-        self.counts = np.zeros(0, np.float64)
+        self.counts, self.squares = np.zeros(0, np.float64), np.zeros(0, np.float64)
         self._at_s = -math.inf
 
-    def take_in(self, pages: NDArray[np.uint64], now_s: float) -> None:
-        """Takes in samples: the addresses of pages, each as often as it was hit."""
-        faded = self.counts * math.exp((self._at_s - now_s) / KEPT_S)
+    def take_in(
+        self,
+        pages: NDArray[np.uint64],
+        now_s: float,
+        weights: NDArray[np.float64] | None = None,
+    ) -> None:
+        """Takes in samples.
+
+        Args:
+            pages: the addresses of pages, each as often as it was hit.
+            now_s: when.
+            weights: how many accesses each counts for; None for one.
+        """
+        new = np.ones(len(pages)) if weights is None else weights
+        fade = math.exp((self._at_s - now_s) / KEPT_S)
         self._at_s = now_s
         both = np.concatenate([self.pages, pages])
-        weight = np.concatenate([faded, np.ones(len(pages))])
         self.pages, which = np.unique(both, return_inverse=True)
-        self.counts = np.bincount(which, weight, len(self.pages)).astype(np.float64)
-        self._keep(self.counts > FORGOTTEN)
+        self.counts, self.squares = (
+            np.bincount(which, np.concatenate([old * fade, more]), len(self.pages)).astype(float)
+            for old, more in ((self.counts, new), (self.squares, new**2))
+        )
+        self._keep(self.counts**2 > FORGOTTEN * self.squares)
         if len(self.pages) > MOST_PAGES:
             self._keep(np.sort(np.argpartition(self.counts, -MOST_PAGES)[-MOST_PAGES:]))
 
@@ -47,6 +68,9 @@ class Hits:
         """Returns what is known of the pages of a range, None where that is too little."""
         first, last = np.searchsorted(self.pages, np.array([start, end], np.uint64))
         pages, counts = self.pages[first:last], self.counts[first:last]
+        if not len(pages):
+            return None
+        counts = counts * (counts.sum() / self.squares[first:last].sum())
         total = counts.sum()
         if total < HITS_LEAST or total < PER_PAGE_LEAST * len(pages):
             return None
@@ -63,7 +87,8 @@ class Hits:
         )
 
     def _keep(self, which: NDArray[np.bool_ | np.intp]) -> None:
-        self.pages, self.counts = self.pages[which], self.counts[which]
+        self.pages = self.pages[which]
+        self.counts, self.squares = self.counts[which], self.squares[which]
 
 
 def _regions(
