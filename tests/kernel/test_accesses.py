@@ -17,11 +17,20 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.kernel.test_pages import as_nobody, grown_bytes
-from tierd.kernel.accesses import PAGE_FAULTS, AccessRing, Event
+from tierd.discover.topology import discover
+from tierd.kernel import pages
+from tierd.kernel.accesses import (
+    PAGE_FAULTS,
+    AccessRing,
+    Event,
+    are_stores,
+    served_by_memory,
+)
 from tierd.model import Pid
 
 OWN = Pid(os.getpid())
 TYPE, CONFIG = PAGE_FAULTS
+MINOR_FAULTS = 5  # PERF_COUNT_SW_PAGE_FAULTS_MIN
 PAGES = 64
 
 
@@ -64,6 +73,20 @@ def test_each_access_comes_with_its_address() -> None:
     assert set(inside["pid"].tolist()) == {OWN}
     assert (np.diff(inside["time_ns"].astype(np.int64)) > 0).all()
     assert before < inside["time_ns"][0] <= inside["time_ns"][-1] < after
+
+
+def test_a_physical_address_tells_the_node() -> None:
+    """Page faults are told before there is a page, minor ones when it is there."""
+    minor = Event(type=TYPE, config=MINOR_FAULTS, period=1)
+    with buffer() as (address, memory), AccessRing(minor, pid=OWN, samples=4 * PAGES) as ring:
+        touch(memory)
+        found = within(ring.read(), address, len(memory))
+        folios, _ = pages.every_page(address, address + len(memory), PAGES)
+        pages.query(OWN, folios)
+    assert len(found) == PAGES
+    assert discover().node_map().at(found["phys_addr"]).tolist() == folios["node"].tolist()
+    assert not served_by_memory(found).any()
+    assert not are_stores(found).any(), "a fault may be for a load or a store"
 
 
 def test_each_so_many_is_sampled() -> None:
@@ -136,8 +159,7 @@ def test_a_leader_that_cannot_be_opened_leaves_nothing_open() -> None:
 
 def test_a_leader_is_closed_with_its_ring() -> None:
     before = sorted(Path("/proc/self/fd").iterdir())
-    minor_faults = 5
-    event = Event(type=TYPE, config=CONFIG, period=1, leader=minor_faults)
+    event = Event(type=TYPE, config=CONFIG, period=1, leader=MINOR_FAULTS)
     with buffer() as (_, memory), AccessRing(event, pid=OWN, samples=4 * PAGES) as ring:
         touch(memory)
         assert len(ring.read()) >= PAGES
