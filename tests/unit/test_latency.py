@@ -16,6 +16,7 @@ from tests.unit.test_decide import HOT as HOT_RATE
 from tests.unit.test_decide import POLICY, pages_moved, pieces, rooms
 from tests.unit.test_hardware import SOURCES, FakeRing, fake_pmu, sampled
 from tests.unit.test_topology import node, node_map
+from tests.unit.world import World
 from tierd.decide.latency import (
     FADE_S,
     GO_ON,
@@ -54,7 +55,7 @@ WAY = (Rank(0), Rank(1))
 TWO = node_map(node(0, range(GIB)), node(2, range(GIB, 2 * GIB)))
 
 
-def tier(rank: int, *nodes: int) -> Tier:
+def tier_of(rank: int, *nodes: int) -> Tier:
     ids = tuple(map(NodeId, nodes))
     return Tier(rank=Rank(rank), name=f"t{rank}", kind=TierKind.DRAM, nodes=ids, capacity_bytes=GIB)
 
@@ -73,39 +74,39 @@ def known(*parts: NDArray[np.void], now_s: float = 0.0) -> Latencies:
 
 def test_each_tier_has_the_mean_of_its_nodes() -> None:
     found = known(loads(0, 300), loads(GIB, 700))
-    assert found.cycles_of(tier(0, 0)) == pytest.approx(300)
-    assert found.cycles_of(tier(1, 2)) == pytest.approx(700)
-    assert found.cycles_of(tier(0, 0, 2)) == pytest.approx(500)
+    assert found.cycles_of(tier_of(0, 0)) == pytest.approx(300)
+    assert found.cycles_of(tier_of(1, 2)) == pytest.approx(700)
+    assert found.cycles_of(tier_of(0, 0, 2)) == pytest.approx(500)
 
 
 @pytest.mark.parametrize("nodes", [(1,), (3,), (), (1000,)])
 def test_what_nothing_was_loaded_from_is_unknown(nodes: tuple[int, ...]) -> None:
     found = known(loads(0, 300), loads(GIB, 700))
-    assert found.cycles_of(tier(0, *nodes)) is None
-    assert found.loads_of(tier(0, *nodes)) == 0
+    assert found.cycles_of(tier_of(0, *nodes)) is None
+    assert found.loads_of(tier_of(0, *nodes)) == 0
 
 
 def test_few_loads_tell_nothing() -> None:
     few = int(LEAST_LOADS) - 1
     found = known(loads(0, 300, few))
-    assert found.cycles_of(tier(0, 0)) is None
+    assert found.cycles_of(tier_of(0, 0)) is None
     more = take_in(found, loads(0, 300, 1), TWO, now_s=0.0)
-    assert more.cycles_of(tier(0, 0)) is not None
+    assert more.cycles_of(tier_of(0, 0)) is not None
 
 
 def test_loads_of_no_node_and_absurd_ones_are_left_out() -> None:
     absurd = loads(0, 0, 2), loads(0, 4 * MOST_CYCLES, 2), loads(5 * GIB, 50)
     found = known(loads(0, 300), *absurd)
-    assert found.loads_of(tier(0, 0)) == 2 * LEAST_LOADS
-    assert found.cycles_of(tier(0, 0)) == pytest.approx(300)
+    assert found.loads_of(tier_of(0, 0)) == 2 * LEAST_LOADS
+    assert found.cycles_of(tier_of(0, 0)) == pytest.approx(300)
 
 
 def test_the_mean_follows_and_what_is_not_seen_any_more_is_forgotten() -> None:
     found = known(loads(0, 300))
     found = take_in(found, loads(0, 900), TWO, now_s=FADE_S)
-    assert found.cycles_of(tier(0, 0)) == pytest.approx((300 / np.e + 900) / (1 / np.e + 1))
+    assert found.cycles_of(tier_of(0, 0)) == pytest.approx((300 / np.e + 900) / (1 / np.e + 1))
     found = take_in(found, loads(0, 0, 0), TWO, now_s=4 * FADE_S)
-    assert found.cycles_of(tier(0, 0)) is None
+    assert found.cycles_of(tier_of(0, 0)) is None
 
 
 @given(st.permutations(range(8)), st.integers(1, 7))
@@ -115,7 +116,7 @@ def test_the_order_of_loads_is_irrelevant(order: Sequence[int], cut: int) -> Non
     parts = Latencies()
     for part in np.split(made, [cut * len(made) // 8]):
         parts = take_in(parts, part, TWO, now_s=0.0)
-    for both in (tier(0, 0), tier(1, 2)):
+    for both in (tier_of(0, 0), tier_of(1, 2)):
         assert parts.cycles_of(both) == pytest.approx(at_once.cycles_of(both))
 
 
@@ -295,6 +296,66 @@ def test_what_a_full_tier_needs_still_makes_way() -> None:
     room = rooms(0, 100, headroom_pages=5)
     found = placed(room, made, frozenset({WAY}))
     assert (pages_moved(found, 0, 1), pages_moved(found, 1, 0)) == (5, 0)
+
+
+# A machine whose fast tier cannot take it all
+
+PAGES = 1000
+
+
+class Queue(World):
+    """A program, equally hot all over, that asks for more than either tier can give alone.
+
+    A load waits as in a queue of one server: its latency alone, over the share of the bandwidth
+    that is left. Both could answer in 1500 cycles, with 73 % of the pages in the fast one.
+    """
+
+    ALONE, BANDWIDTH, DEMAND = np.array([300.0, 600.0]), np.array([1.0, 0.5]), 1.1
+
+    def __init__(self, *, is_watched: bool) -> None:
+        rate = np.full(PAGES, 50.0)
+        super().__init__(rate, np.ones(PAGES, np.int64), (2 * PAGES, 2 * PAGES), 1)
+        self.is_watched, self.latencies, self.changes = is_watched, Latencies(), 0
+
+    def share(self) -> NDArray[np.float64]:
+        return np.bincount(self.tier, minlength=2) / PAGES
+
+    def answers_in(self) -> NDArray[np.float64]:
+        used = np.minimum(self.DEMAND * self.share() / self.BANDWIDTH, 0.98)
+        return np.asarray(self.ALONE / (1 - used))
+
+    def mean(self) -> float:
+        return float(self.share() @ self.answers_in())
+
+    def watch(self) -> None:
+        """Samples 400 loads, as they take by chance."""
+        tier = self.rng.choice(2, 400, p=self.share())
+        seen = np.zeros(len(tier), LOAD)
+        seen["address"] = tier * GIB
+        seen["cycles"] = 1 + self.rng.exponential(self.answers_in()[tier])
+        self.latencies = take_in(self.latencies, seen, TWO, now_s=self.now_s)
+        told = [self.latencies.cycles_of(each) for each in (tier_of(0, 0), tier_of(1, 2))]
+        before, self.closed = self.closed, closed(self.closed, told)
+        self.changes += before != self.closed
+
+    def run(self, rounds: int) -> None:
+        for _ in range(rounds):
+            if self.is_watched:
+                self.watch()
+            self.round(budget_pages=2)
+
+
+def test_what_the_fast_tier_cannot_take_stays() -> None:
+    blind, watched = Queue(is_watched=False), Queue(is_watched=True)
+    for world in (blind, watched):
+        world.run(800)
+    assert blind.share()[0] == 1
+    assert 0.7 < watched.share()[0] < 0.85
+    assert watched.mean() < blind.mean() / 5
+    moved = watched.moved_pages
+    watched.run(400)
+    assert watched.changes <= 3
+    assert watched.moved_pages - moved < 0.02 * PAGES
 
 
 # The daemon

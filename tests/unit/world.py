@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tierd.decide.heat import ceiling, fold
+from tierd.decide.latency import Way
 from tierd.decide.placement import plan
 from tierd.decide.settle import settle
 from tierd.model import (
@@ -69,6 +70,7 @@ class World:
         self.now_s = 0.0
         self.pieces = np.zeros(0, PIECE)
         self.moved_pages = 0
+        self.closed: frozenset[Way] = frozenset()
 
     def rooms(self, headroom_pages: int = 0) -> list[TierRoom]:
         used = np.bincount(self.tier, minlength=len(self.capacities))
@@ -111,6 +113,7 @@ class World:
             self.policy,
             now_s=self.now_s,
             budget_bytes=budget_pages * PAGE_BYTES,
+            closed=self.closed,
         )
         self.pieces["kept"] = made.kept_codes
         self.pieces = settle(self.pieces, self.move(made), 0, self.policy, now_s=self.now_s)
