@@ -286,6 +286,17 @@ def test_by_a_closed_way_nothing_moves_up_and_the_reason_is_told() -> None:
     assert (pages_moved(both, 1, 0), pages_moved(both, 2, 0), pages_moved(both, 2, 1)) == (0, 0, 20)
 
 
+def test_what_waits_for_a_closed_way_is_hot_by_the_gap_without_load() -> None:
+    upper, lower = rooms(100, 100)
+    room = [
+        replace(upper, latency_ns=100, loaded_cycles=950.0),
+        replace(lower, latency_ns=400, loaded_cycles=1000.0),
+    ]
+    made = pieces((0, 10, 0.8 * HOT_RATE / 1000, [0, 1]))
+    assert placed(room, made).kept == {}
+    assert placed(room, made, frozenset({WAY})).kept == {Kept.LOADED: 10 * PAGE_BYTES}
+
+
 def test_a_pin_goes_before_the_load() -> None:
     made = pieces((0, 10, 0.0, [0, 1]))
     assert pages_moved(placed(rooms(100, 100), made, frozenset({WAY}), pinned=True), 1, 0) == 10

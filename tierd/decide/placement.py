@@ -391,9 +391,13 @@ class _Steps:
         return np.asarray(np.minimum(gain_from, NEAR_CEILING * ceiling), np.float64)
 
     def gap_ns(self, rank: int) -> float:
-        """Latency saved by an access that finds its page one tier up, or the configured guess."""
+        """Latency saved by an access that finds its page one tier up, or the configured guess.
+
+        Of a closed way it is the gap without load, so that what waits for it counts as hot.
+        """
         upper, lower = self.rooms[rank], self.rooms[rank + 1]
-        if (loaded_ns := loaded_gap_ns(upper, lower)) is not None:
+        is_closed = (upper.rank, lower.rank) in self.closed
+        if not is_closed and (loaded_ns := loaded_gap_ns(upper, lower)) is not None:
             return loaded_ns
         if upper.latency_ns is None or lower.latency_ns is None:
             return self.policy.latency_gap_ns
