@@ -7,7 +7,7 @@ limit (perf_cpu_time_max_percent) stands behind that, and where it throttles, th
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -27,7 +27,9 @@ FIRST_TIMES = 64
 """The first period, in the least that makes sense: a burst at the start is not to be throttled."""
 MOST_PERIOD = 1 << 40
 HELD_S = 2.0
-"""Each ring holds what all CPUs may sample in so long."""
+SHARERS = 8
+"""Each ring holds what so many CPUs may sample in so long, were they all; where more, its part."""
+SAMPLES_LEAST = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class Hardware:
     def __init__(
         self,
         source: Source,
-        cpus: Iterable[int],
+        cpus: Collection[int],
         *,
         cpu_percent: float,
         write_weight: float = 1.0,
@@ -68,7 +70,7 @@ class Hardware:
         self._period = min(source.least_period * FIRST_TIMES, MOST_PERIOD)
         self._samples, self._throttled = 0, 0
         self._counted, self._adjusted_s = 0, time.monotonic()
-        self._held = held = max(round(self.most_per_s * HELD_S), 1)
+        self._held = held = _held(self.most_per_s, len(cpus))
         self._overflows = False
         self.loads = NO_LOADS
         """Loads that memory served, of the last read()."""
@@ -134,3 +136,9 @@ def _loads(served: NDArray[np.void]) -> NDArray[np.void]:
     loads = np.zeros(len(served), LOAD)
     loads["address"], loads["cycles"] = served["phys_addr"], served["weight"]
     return loads
+
+
+def _held(per_s: float, cpus: int) -> int:
+    """Returns how many samples a ring has to hold."""
+    part = min(1.0, SHARERS / max(cpus, 1))
+    return max(round(per_s * HELD_S * part), SAMPLES_LEAST)
