@@ -554,6 +554,7 @@ class Daemon:
         return [
             {
                 "name": tenant.name,
+                "class": str(tenant.class_),
                 "weight": tenant.weight,
                 "guaranteed": {self.names[r]: s for r, s in tenant.guaranteed_bytes.items()},
                 "maximum": {self.names[r]: s for r, s in tenant.maximum_bytes.items()},

@@ -312,6 +312,19 @@ class Target:
     tenant: int = 0
 
 
+class TenantClass(StrEnum):
+    """Who comes before whom, whatever the weights; the first here comes first."""
+
+    LATENCY = "latency"
+    NORMAL = "normal"
+    BATCH = "batch"
+
+    @property
+    def rank(self) -> int:
+        """0 for who comes first."""
+        return list(TenantClass).index(self)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
     """Processes whose memory competes as one with that of others.
@@ -321,6 +334,7 @@ class Tenant:
     """
 
     name: str
+    class_: TenantClass = TenantClass.NORMAL
     weight: float = 100.0
     guaranteed_bytes: Mapping[Rank, int] = field(default_factory=dict)
     maximum_bytes: Mapping[Rank, int] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from tierd.config.lines import find_lines
 from tierd.config.rules import ARRAYS, TABLES, Rule
 from tierd.config.values import PolicyName
 from tierd.errors import ConfigError, Problem
-from tierd.model import Policy, TierKind
+from tierd.model import Policy, TenantClass, TierKind
 
 SHIPPED = Path(__file__).parents[2] / "systemd/tierd.toml"
 
@@ -92,7 +92,8 @@ def test_a_policy_can_be_put_on_top_of_another() -> None:
 
 def test_tenants_are_read() -> None:
     content = (
-        '[[tenant]]\ncgroup = "/db/"\nweight = 200\nguaranteed_mib = { dram = 512 }\n'
+        '[[tenant]]\ncgroup = "/db/"\nclass = "latency"\nweight = 200\n'
+        "guaranteed_mib = { dram = 512 }\n"
         'maximum_mib = { dram = 1024.5 }\n[[tenant]]\ncgroup = "/batch"\n'
     )
     db, batch = config.parse(content, "f").tenants
@@ -100,6 +101,7 @@ def test_tenants_are_read() -> None:
         *("/db", 200.0),
         *({"dram": 512.0}, {"dram": 1024.5}),
     )
+    assert (db.class_, batch.class_) == (TenantClass.LATENCY, TenantClass.NORMAL)
     assert (batch.weight, batch.guaranteed_mib, batch.maximum_mib) == (100.0, {}, {})
 
 
@@ -127,6 +129,10 @@ def test_tenants_are_read() -> None:
             "f:4: tenant[2].cgroup: another tenant has /a too",
         ),
         ('[[tenant]]\ncgroup = "/a"\nwieght = 5\n', "did you mean weight?"),
+        (
+            '[[tenant]]\ncgroup = "/a"\nclass = "fast"\n',
+            'f:3: tenant[1].class: must be one of "latency", "normal", "batch"; it is "fast"',
+        ),
     ],
 )
 def test_a_wrong_tenant_is_told(content: str, problem: str) -> None:

@@ -13,8 +13,17 @@ from tests.unit.world import AGGREGATION_S, World, mapped, window
 from tierd.decide.heat import ceiling, fold
 from tierd.decide.placement import plan
 from tierd.decide.settle import settle
-from tierd.decide.shares import divide
-from tierd.model import PAGE_BYTES, Pid, Plan, Rank, Target, Tenant, TierRoom
+from tierd.decide.shares import by_weight, divide
+from tierd.model import (
+    PAGE_BYTES,
+    Pid,
+    Plan,
+    Rank,
+    Target,
+    Tenant,
+    TenantClass,
+    TierRoom,
+)
 
 PAGES = 2048
 FAST, SLOW = Rank(0), Rank(1)
@@ -62,6 +71,41 @@ def test_the_order_of_tenants_does_not_matter(
     order = np.random.default_rng(seed).permutation(len(of["weight"]))
     moved = {name: values[order] for name, values in of.items()}
     assert divide(capacity, **moved) == pytest.approx(divide(capacity, **of)[order], abs=1e-3)
+
+
+classes = st.integers(0, 2)
+
+
+@given(of=tenants(), capacity=st.floats(1, 1e6), data=st.data())
+def test_a_class_has_all_it_wants_before_the_next_has_what_is_not_guaranteed(
+    of: dict[str, np.typing.NDArray[np.float64]], capacity: float, data: st.DataObject
+) -> None:
+    count = len(of["weight"])
+    class_ = np.array(data.draw(st.lists(classes, min_size=count, max_size=count)))
+    share = divide(capacity, **of, class_=class_)
+    promised = np.minimum(of["guaranteed"], of["used"])
+    asked = np.maximum(promised, np.minimum(of["wanted"], of["maximum"]))
+    assert share.sum() == pytest.approx(min(capacity, asked.sum())), "nothing is left unused"
+    if promised.sum() <= capacity:
+        assert (share >= promised * (1 - 1e-9)).all()
+    has_more = share > promised * (1 + 1e-9) + 1e-3
+    for first in class_[~(share >= asked * (1 - 1e-9) - 1e-3)]:
+        assert (class_[has_more] <= first).all()
+
+
+@given(of=tenants(), capacity=st.floats(1, 1e6), class_=classes)
+def test_one_class_alone_is_as_none(
+    of: dict[str, np.typing.NDArray[np.float64]], capacity: float, class_: int
+) -> None:
+    """To the last bit: the formula without classes."""
+    same = np.full(len(of["weight"]), class_)
+    promised = np.minimum(of["guaranteed"], np.maximum(of["used"], of["wanted"]))
+    if promised.sum() > capacity:
+        expected = promised * (capacity / promised.sum())
+    else:
+        missing = np.maximum(np.minimum(of["wanted"], of["maximum"]) - promised, 0.0)
+        expected = promised + by_weight(capacity - promised.sum(), missing, of["weight"])
+    assert divide(capacity, **of, class_=same).tolist() == expected.tolist()
 
 
 class Neighbours:
@@ -123,10 +167,16 @@ class Neighbours:
 
 
 def tenant(
-    name: str, *, guaranteed: int = 0, maximum: int | None = None, weight: float = 100
+    name: str,
+    *,
+    guaranteed: int = 0,
+    maximum: int | None = None,
+    weight: float = 100,
+    class_: TenantClass = TenantClass.NORMAL,
 ) -> Tenant:
     return Tenant(
         name=name,
+        class_=class_,
         weight=weight,
         guaranteed_bytes={FAST: guaranteed * PAGE_BYTES},
         maximum_bytes={} if maximum is None else {FAST: maximum * PAGE_BYTES},
@@ -225,3 +275,48 @@ def test_weights_divide_what_all_want() -> None:
     neighbours.rounds(MINUTE)
     moved = sum(world.moved_pages for world in neighbours.worlds) - before
     assert moved <= 0.05 * 800, "and then they rest"
+
+
+@settings(max_examples=3, deadline=None)
+@given(seed=st.integers(0, 99))
+def test_a_class_is_kept_from_those_behind_it_however_weighty(seed: int) -> None:
+    rates = [window(PAGES, seed, 300, hot=20, rest=0.0), np.zeros(PAGES)]
+    of = [
+        tenant("web", class_=TenantClass.LATENCY, weight=1),
+        tenant("etl", class_=TenantClass.BATCH, weight=10_000),
+    ]
+    neighbours = Neighbours(rates, of, 640)
+    neighbours.rounds(MINUTE)
+    assert min(thrash(neighbours, 1, 3)) >= 0.98
+    assert neighbours.fast_pages()[1] >= 300, "what web doesn't want is etl's"
+
+
+def test_a_guarantee_of_the_last_class_is_kept_from_the_first() -> None:
+    rates = [window(PAGES, 0, 300, hot=20, rest=0.0), np.zeros(PAGES)]
+    of = [
+        tenant("etl", class_=TenantClass.BATCH, guaranteed=320, weight=1),
+        tenant("web", class_=TenantClass.LATENCY, weight=10_000),
+    ]
+    neighbours = Neighbours(rates, of, 640)
+    neighbours.rounds(MINUTE)
+    assert min(thrash(neighbours, 1, 3)) >= 0.98
+
+
+def test_the_last_class_makes_way_first() -> None:
+    """Of what nobody wants in the fast tier, though that of the other class is colder."""
+    rates = [
+        window(PAGES, 0, 200, hot=50, rest=0.0),
+        np.full(PAGES, 0.0),
+        np.full(PAGES, 0.5),
+    ]
+
+    def fast_pages(last: TenantClass) -> list[int]:
+        of = [tenant("web"), tenant("old"), tenant("etl", class_=last)]
+        neighbours = Neighbours(rates, of, 1000)
+        for world in neighbours.worlds[1:]:
+            world.tier[:500] = FAST
+        neighbours.rounds(MINUTE)
+        return [int(pages) for pages in neighbours.fast_pages()]
+
+    assert fast_pages(TenantClass.BATCH) == pytest.approx([200, 500, 300], abs=16)
+    assert fast_pages(TenantClass.NORMAL) == pytest.approx([200, 300, 500], abs=16)

@@ -91,7 +91,7 @@ def test_the_daemon_keeps_shares() -> None:
     moment = Moment(at_s=0.0, status={"pid": 1, **machine.told[-1]}, pressure=None)
     for told in (text.splitlines(), frame(moment, moment)):
         (row,) = (line.split() for line in told if line.startswith("/db") and "dram" in line)
-        assert row[1:3] == ["100", "dram"]
+        assert row[1:4] == ["normal", "100", "dram"]
         assert row[-3:] == ["30", "MiB", "-"]
     daemon.reconfigure(Config(), daemon.mover)
     machine.rounds(daemon, 1)

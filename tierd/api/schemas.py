@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from tierd.config.rules import TABLES
 from tierd.daemon import Pin
+from tierd.model import TenantClass
 
 Schema: TypeAlias = Mapping[str, Any]
 
@@ -94,6 +95,7 @@ STATUS = answer(
     targets=array(answer(**_TARGET)),
     tenants=array(
         answer(
+            **{"class": {"enum": [*map(str, TenantClass)]}},
             name=STRING,
             weight=NUMBER,
             guaranteed=_BY_TIER,

@@ -8,7 +8,7 @@ from tierd.cli.text import amount, ids, table
 from tierd.model import PAGE_BYTES
 
 _TIERS = ("TIER", "KIND", "NODES", "CAPACITY", "ROOM", "HEADROOM", "BACKED BY")
-_TENANTS = ("TENANT", "WEIGHT", "TIER", "HAS", "SHARE", "GUARANTEED", "MAXIMUM")
+_TENANTS = ("TENANT", "CLASS", "WEIGHT", "TIER", "HAS", "SHARE", "GUARANTEED", "MAXIMUM")
 _FLOWS = ("MOVED", "PAGES", "BYTES")
 _REASONS = ("NOT MOVED", "HOW MUCH")
 
@@ -72,6 +72,7 @@ def tenants(status: Mapping[str, Any]) -> str:
     rows = [
         (
             tenant["name"],
+            tenant["class"],
             f"{tenant['weight']:g}",
             tier["name"],
             *(

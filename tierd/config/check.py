@@ -39,6 +39,7 @@ from tierd.config.values import (
     TargetConfig,
     TenantConfig,
     TierConfig,
+    attribute,
 )
 from tierd.errors import ConfigError, Problem
 from tierd.model import MAX_TIERS, NodeId, Policy
@@ -230,7 +231,9 @@ class _Reader:
                 self._refuse(key, f"{name} is missing")
             if len(values) < len(given) or not values.keys() >= {*NEEDED_OF_TENANT}:
                 continue
-            tenant = TenantConfig(**values, place=self._document.place((*key, "cgroup")))
+            attributes = {attribute(name): value for name, value in values.items()}
+            place = self._document.place((*key, "cgroup"))
+            tenant = TenantConfig(**attributes, place=place)
             if any(other.cgroup == tenant.cgroup for other in self._found.tenants):
                 self._refuse((*key, "cgroup"), f"another tenant has {tenant.cgroup} too")
             for tier, most in tenant.maximum_mib.items():

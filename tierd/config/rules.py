@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tierd.config.values import Mode, PolicyName, Rival, Samples
-from tierd.model import NodeId, TierKind
+from tierd.model import NodeId, TenantClass, TierKind
 
 _COMM_BYTES = 15  # TASK_COMM_LEN less the final NUL
 _UNIT = re.compile(r"[^/\s]+\.(service|scope|slice)")
@@ -236,6 +236,7 @@ ARRAYS: Mapping[str, Mapping[str, Rule]] = {
     },
     "tenant": {
         "cgroup": Rule(_cgroup, {"type": "string", "pattern": "^/"}),
+        "class": _choice(*TenantClass),
         "weight": _number(1, 10_000),
         "guaranteed_mib": _SIZES,
         "maximum_mib": _SIZES,

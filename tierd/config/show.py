@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tierd.config.rules import ARRAYS, TABLES
-from tierd.config.values import NAMED, Config, Place, TargetConfig, TenantConfig, TierConfig
+from tierd.config.values import NAMED, Config, Place, attribute
 
 Setting: TypeAlias = tuple[str, str]
 """A table and a key of it."""
@@ -28,7 +28,11 @@ def entries(config: Config) -> dict[str, list[dict[str, Any]]]:
     """Returns the [[tier]], [[target]] and [[tenant]] tables, each with the keys that it has."""
     return {
         name: [
-            {key: _plain(getattr(entry, key)) for key in ARRAYS[name] if _is_set(entry, key)}
+            {
+                key: _plain(value)
+                for key in ARRAYS[name]
+                if (value := getattr(entry, attribute(key))) is not None
+            }
             for entry in found
         ]
         for name, found in (
@@ -114,10 +118,6 @@ def _parts(config: Config, table: str) -> list[Any]:
 
 def _keys(part: Any) -> set[str]:
     return {field.name for field in fields(part)}
-
-
-def _is_set(entry: TierConfig | TargetConfig | TenantConfig, key: str) -> bool:
-    return getattr(entry, key) is not None
 
 
 def _plain(value: Any) -> Any:

@@ -4,11 +4,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
 from tierd.errors import Problem
-from tierd.model import NodeId, Pid, Policy, TierKind
+from tierd.model import NodeId, Pid, Policy, TenantClass, TierKind
 
 
 class Mode(StrEnum):
@@ -134,6 +135,11 @@ class MigrateConfig:
     move_locked: bool = False
 
 
+def attribute(key: str) -> str:
+    """Returns how Python spells a key of an entry: `class` is a word of its own there."""
+    return f"{key}_" if iskeyword(key) else key
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierConfig:
     """One [[tier]]; the first in the file is the fastest. `place` is where the file says so."""
@@ -178,6 +184,7 @@ class TenantConfig:
     """
 
     cgroup: str
+    class_: TenantClass = TenantClass.NORMAL
     weight: float = 100.0
     guaranteed_mib: Mapping[str, float] = field(default_factory=dict)
     maximum_mib: Mapping[str, float] = field(default_factory=dict)

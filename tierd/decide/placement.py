@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tierd.decide.heat import COLD_PER_PAGE_S, assured, concatenate, score
 from tierd.decide.latency import Way, loaded_gap_ns
-from tierd.decide.shares import divide
+from tierd.decide.shares import by_class, divide
 from tierd.model import (
     KEPT_CODE,
     MAX_TIERS,
@@ -180,6 +180,7 @@ class _Steps:
         self.rests = rests & ~pinned
         self.tenant, self.tenants = tenant, tenants
         self.weight = np.array([each.weight for each in tenants])
+        self.class_ = np.array([each.class_.rank for each in tenants])
         self.shares: list[Floats] = []
         self.held = pieces["held_until_s"] > now_s
         self.swings = pieces["swings"] > 0
@@ -252,7 +253,8 @@ class _Steps:
         """Plans the moves of several tenants: each keeps to its share, and within that to heat.
 
         Who has more than its share makes way first, as far as others lack room for theirs. The
-        budgets are divided by weight, those who need least first, so that what they leave is used.
+        budgets are divided by weight alone, or a class could keep the others' guarantees from being
+        made good; those who need least come first, so that what they leave is used.
         """
         has = self._by_tenant(self.tenant, self.bytes[:, rank])
         share = self._shares(rank, rising, has)
@@ -265,8 +267,9 @@ class _Steps:
         lacking = self._lacking(rank, float(gain.sum()), float(due.sum()), tier_bytes)
         sinking = self._reclaim(rank, sinking, has, share, lacking)
         room = max(self.free[rank], 0.0)
-        first = _in_proportion(due, room)
-        allowed = first + _in_proportion(gain - due, max(room - first.sum(), 0.0))
+        first = _in_proportion(room, due)
+        left = max(room - first.sum(), 0.0)
+        allowed = first + by_class(left, gain - due, self.class_, _in_proportion)
         weight = self.weight
         order = np.argsort(gain / weight, kind="stable")
         for at, tenant in enumerate(order):
@@ -293,6 +296,7 @@ class _Steps:
             weight=self.weight,
             used=used + below,
             wanted=hot + below,
+            class_=self.class_,
         )
 
     def _lacking(self, rank: int, gain: float, due: float, tier_bytes: float) -> float:
@@ -315,9 +319,14 @@ class _Steps:
     ) -> _Stock:
         """Demotes what is beyond maxima, and of who has more than its share what others lack.
 
+        The last class makes way before the others, and within each the coldest bytes.
+
         Returns:
             what may make way still.
         """
+        if np.ptp(self.class_):
+            class_ = self.class_[self.tenant[sinking.piece]]
+            sinking = sinking.take(np.argsort(-class_, kind="stable"))
         beyond = np.maximum(has - self._of_tier("maximum_bytes", rank, np.inf), 0.0)
         over = np.maximum(has - share, 0.0)
         taken = self._coldest(sinking, beyond)
@@ -449,7 +458,7 @@ def _up_to(size: Floats, limit: "Floats | float") -> Floats:
     return np.asarray(np.where(taken >= PAGE_BYTES, taken, 0.0), np.float64)
 
 
-def _in_proportion(size: Floats, limit: float) -> Floats:
+def _in_proportion(limit: float, size: Floats) -> Floats:
     """Returns the sizes, all cut by the same factor where their sum is beyond the limit."""
     total = float(size.sum())
     return size * (limit / total) if total > limit else size

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shares: how many bytes of a tier each tenant may have now.
 
-What is guaranteed comes first, as far as the tenant uses it. What is left is divided by weight
-among those that want more, each up to its maximum; what one doesn't want is the others'. So a share
-is a limit only while somebody else wants the memory.
+What is guaranteed comes first, as far as the tenant uses it. What is left goes to one class after
+the other, and within each is divided by weight among those that want more, each up to its maximum;
+what one doesn't want is the others'. So a share is a limit only while somebody else wants the
+memory.
 """
 
+from collections.abc import Callable
+
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
@@ -20,6 +23,7 @@ def divide(
     weight: Floats,
     used: Floats,
     wanted: Floats,
+    class_: ArrayLike = 0,
 ) -> Floats:
     """Returns each tenant's share of a tier in bytes; together they have `capacity` at most.
 
@@ -30,13 +34,37 @@ def divide(
         weight: above 0.
         used: what of the tenant's memory is used at all, however seldom: a guarantee protects that.
         wanted: what of it is hot enough for the tier.
+        class_: lower ones have all they want before others have any of what isn't guaranteed.
     """
     share = np.minimum(guaranteed, np.maximum(used, wanted))
     total = share.sum()
     if total > capacity:
         return np.asarray(share * (capacity / total), np.float64)
     missing = np.maximum(np.minimum(wanted, maximum) - share, 0.0)
-    return share + by_weight(capacity - total, missing, weight)
+    return share + by_class(
+        capacity - total, missing, class_, lambda rest, of_class: by_weight(rest, of_class, weight)
+    )
+
+
+def by_class(
+    rest: float,
+    missing: Floats,
+    class_: ArrayLike,
+    divide: Callable[[float, Floats], Floats],
+) -> Floats:
+    """Divides a rest, each class having what those before it leave.
+
+    Args:
+        rest: what there is.
+        missing: what each may be given at most.
+        class_: lower ones come first.
+        divide: divides a rest within a class; of the others nothing is missing then.
+    """
+    given = np.zeros(len(missing))
+    for each in np.unique(class_):
+        left = max(rest - given.sum(), 0.0)
+        given += divide(left, np.where(np.equal(class_, each), missing, 0.0))
+    return given
 
 
 def by_weight(rest: float, missing: Floats, weight: Floats) -> Floats:

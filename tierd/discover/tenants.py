@@ -68,6 +68,7 @@ def _tenant(configured: TenantConfig, ranks: dict[str, Rank]) -> Tenant:
     )
     return Tenant(
         name=configured.cgroup,
+        class_=configured.class_,
         weight=configured.weight,
         guaranteed_bytes=guaranteed,
         maximum_bytes=maximum,
