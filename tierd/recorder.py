@@ -34,7 +34,7 @@ WAITING_BYTES, FORGOTTEN_S = 8 << 20, 30.0
 NUMBERS = 1 << 53
 """Recordings are numbered at random, so that none is taken for one of an earlier daemon."""
 
-TABLES = ("policy", "migrate", "damon")
+TABLES = ("policy", "migrate", "damon", "tenant")
 """Of the configuration; the others say nothing of how memory is placed, but much of the host."""
 
 

@@ -25,10 +25,11 @@ from tests.unit.machine import (
 from tests.unit.replay import MIB
 from tests.unit.world import snapshot
 from tierd.cli.control import main
+from tierd.config import parse
 from tierd.config.check import Document
 from tierd.daemon import Round
 from tierd.errors import NotFound, TierdError
-from tierd.model import PAGE_BYTES, Accesses
+from tierd.model import PAGE_BYTES, Accesses, TenantClass
 from tierd.observe.moments import load
 from tierd.observe.recording import BadRecording, Frame, Kind, encode, preamble, read
 from tierd.recorder import Recorder, Recordings, recording_to
@@ -127,6 +128,29 @@ def test_a_recording_that_moved_nothing_replays_as_one_that_did(path: Path, tmp_
     assert replay(observed, config).hit_ratio == pytest.approx(
         replay(moved, config).hit_ratio, abs=0.03
     )
+
+
+def test_tenants_are_replayed(path: Path) -> None:
+    """Two that are as hot, of which one comes first; and by a file of policy a third."""
+    machine = Machine(fast_bytes=36 * MIB)
+    for pid, cgroup in ((HOT, "/etl"), (OTHER, "/web")):
+        machine.start(pid, Memory(SPAN))
+        machine.processes[-1] = replace(machine.processes[-1], cgroup=cgroup)
+    content = '[[tenant]]\ncgroup = "/web"\nclass = "latency"\nguaranteed_mib = { dram = 8 }\n'
+    config = parse(content, "f")
+    with recording_to(path, most_bytes=1 << 20) as recorder:
+        daemon = machine.daemon(FakeSampler(half_hot(50), machine), config)
+        daemon.record = recorder
+        machine.rounds(daemon, 20)
+    recording = load(path)
+    found = replay(recording, configured(recording))
+    moved = sum(machine.mover.moved) * PAGE_BYTES
+    assert found.up_bytes + found.down_bytes == pytest.approx(moved, rel=0.02)
+    (web,) = configured(recording).tenants
+    assert (web.cgroup, web.class_) == ("/web", TenantClass.LATENCY)
+    assert web.guaranteed_mib == {"dram": 8}
+    added = Document("f", "", {"tenant": [{"cgroup": "/db"}]})
+    assert [each.cgroup for each in configured(recording, [added]).tenants] == ["/web", "/db"]
 
 
 def test_policies_differ(path: Path) -> None:
