@@ -428,6 +428,25 @@ class Daemon:
         config = self.config
         return int(config.migrate.budget_mbps * (1 << 20) * config.daemon.interval_s)
 
+    @property
+    def _moving_s(self) -> float:
+        """How long a round may spend in moving."""
+        return self.config.daemon.interval_s * self.config.migrate.round_percent / 100
+
+    def _plannable_bytes(self) -> int:
+        """Returns what a plan may move.
+
+        Of several tenants that is no more than a round has time for: the budget is divided between
+        them, but the deadline would cut off whoever comes last, and the same one each time.
+        """
+        least = FIRST_PAGES * PAGE_BYTES
+        if self.cost.seen_pages < FIRST_PAGES:
+            return min(self.budget_bytes, least)
+        if len(self.tenants.all) == 1:
+            return self.budget_bytes
+        in_time = int(self._moving_s * 1e9 / self.cost.page_ns) * PAGE_BYTES
+        return min(self.budget_bytes, max(in_time, least))
+
     def _targets(self, fresh: list[Watched], now_s: float) -> list[Target]:
         """Returns what may be moved of them."""
         policy = self.policy()
@@ -445,16 +464,13 @@ class Daemon:
         ]
 
     def _decide(self, targets: list[Target], rooms: list[TierRoom], now_s: float) -> Plan:
-        budget = self.budget_bytes
         self._close(rooms)
-        if self.cost.seen_pages < FIRST_PAGES:
-            budget = min(budget, FIRST_PAGES * PAGE_BYTES)
         made = plan(
             targets,
             rooms,
             self.policy(),
             now_s=now_s,
-            budget_bytes=budget,
+            budget_bytes=self._plannable_bytes(),
             promotable=self._promotable(),
             closed=self.closed,
             tenants=self.tenants.all,
@@ -484,9 +500,7 @@ class Daemon:
         if self.mover is None or self.paused or self.yields or not len(made.moves):
             self.cost.idle()
             return
-        config = self.config
-        share_s = config.daemon.interval_s * config.migrate.round_percent / 100
-        report = self.mover.run(made, deadline_s=self.machine.monotonic() + share_s)
+        report = self.mover.run(made, deadline_s=self.machine.monotonic() + self._moving_s)
         tenants = [self.watched[pid].process.cgroup or OTHERS for pid in made.pids]
         self.flows.add(report, self.topology.tiers, tenants)
         self.cost.add(report)

@@ -2,15 +2,16 @@
 """Shares of tenants: how a tier is divided, and that simulated neighbours get theirs."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.test_decide import pieces, rooms
 from tests.unit.world import AGGREGATION_S, World, mapped, window
-from tierd.decide.heat import ceiling, fold
+from tierd.decide.heat import COLD_PER_PAGE_S, ceiling, fold, score
 from tierd.decide.placement import plan
 from tierd.decide.settle import settle
 from tierd.decide.shares import by_weight, divide
@@ -18,6 +19,7 @@ from tierd.model import (
     PAGE_BYTES,
     Pid,
     Plan,
+    Policy,
     Rank,
     Target,
     Tenant,
@@ -25,6 +27,9 @@ from tierd.model import (
     TierRoom,
 )
 
+Floats = np.typing.NDArray[np.float64]
+
+POLICY = Policy()
 PAGES = 2048
 FAST, SLOW = Rank(0), Rank(1)
 MINUTE = round(60 / AGGREGATION_S)
@@ -320,3 +325,171 @@ def test_the_last_class_makes_way_first() -> None:
 
     assert fast_pages(TenantClass.BATCH) == pytest.approx([200, 500, 300], abs=16)
     assert fast_pages(TenantClass.NORMAL) == pytest.approx([200, 300, 500], abs=16)
+
+
+# Plans of several tenants, each of one process. Fast free memory may be less than none.
+
+PIECES = st.lists(
+    st.tuples(st.integers(1, 300), st.floats(0, 100), st.floats(0, 1)), min_size=1, max_size=8
+)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A fast tier between tenants: what plan() is called with."""
+
+    targets: list[Target]
+    tenants: list[Tenant]
+    free_pages: int
+    low_pages: int
+    budget_pages: int
+
+    def plan(self, order: Sequence[int] | None = None) -> Plan:
+        """With the tenants in another order, if any."""
+        order = range(len(self.tenants)) if order is None else order
+        return plan(
+            [replace(target, tenant=order.index(target.tenant)) for target in self.targets],
+            rooms(self.free_pages, self.low_pages),
+            POLICY,
+            now_s=0,
+            budget_bytes=self.budget_pages * PAGE_BYTES,
+            tenants=[self.tenants[index] for index in order],
+        )
+
+    def pages(self, rank: int, least: float = 0.0) -> Floats:
+        """What each tenant has on a tier, of heat `least` on."""
+        return np.array(
+            [
+                np.sum(
+                    _pages(t.pieces) * t.pieces["resident"][:, rank] * (score(t.pieces) >= least)
+                )
+                for t in self.targets
+            ]
+        )
+
+    def moved(self, made: Plan, source: int, destination: int) -> Floats:
+        """How many pages of each tenant go from one tier to another."""
+        moves = made.moves
+        these = (moves["source"] == source) & (moves["destination"] == destination)
+        of = moves["target"][these]
+        pages = np.bincount(of, moves["bytes"][these] / PAGE_BYTES, len(self.targets))
+        return np.asarray(pages, np.float64)
+
+
+def _pages(pieces: np.typing.NDArray[np.void]) -> Floats:
+    return np.asarray((pieces["end"] - pieces["start"]) / PAGE_BYTES, np.float64)
+
+
+@st.composite
+def drawn(draw: st.DrawFn, classes: st.SearchStrategy[TenantClass]) -> Drawn:
+    targets, of = [], []
+    for index in range(draw(st.integers(2, 4))):
+        first, rows = 0, []
+        for count, per_page_s, fast in draw(PIECES):
+            rows.append((first, count, per_page_s / PAGE_BYTES, [fast, 1 - fast]))
+            first += count
+        made = pieces(*rows)
+        targets.append(Target(pid=Pid(index + 1), pieces=made, ceiling=np.inf, tenant=index))
+        guaranteed = draw(st.integers(0, 500))
+        maximum = draw(st.none() | st.integers(guaranteed, 1000))
+        weight = draw(st.floats(1, 1000))
+        of.append(
+            tenant(
+                str(index),
+                guaranteed=guaranteed,
+                maximum=maximum,
+                weight=weight,
+                class_=draw(classes),
+            )
+        )
+    return Drawn(
+        targets=targets,
+        tenants=of,
+        free_pages=draw(st.integers(-50, 1000)),
+        low_pages=draw(st.integers(0, 1000)),
+        budget_pages=draw(st.integers(0, 2000)),
+    )
+
+
+ANY_CLASS = st.sampled_from(TenantClass)
+ROUNDING = 16
+"""Pages: a move of less than one is not made, and there may be one of each piece and way."""
+
+
+@given(between=drawn(ANY_CLASS))
+def test_no_plan_of_tenants_exceeds_budget_or_room(between: Drawn) -> None:
+    made = between.plan()
+    up, down = (between.moved(made, *way).sum() for way in ((1, 0), (0, 1)))
+    slack = len(made.moves) + 1e-6
+    assert up + down <= between.budget_pages + slack
+    assert down <= between.low_pages + slack
+    assert up <= max(between.free_pages, 0) + down + slack
+
+
+@given(between=drawn(ANY_CLASS))
+def test_no_plan_lets_a_tenant_beyond_its_maximum(between: Drawn) -> None:
+    made, had = between.plan(), between.pages(FAST)
+    has = had + between.moved(made, 1, 0) - between.moved(made, 0, 1)
+    maximum = [t.maximum_bytes.get(FAST, np.inf) / PAGE_BYTES for t in between.tenants]
+    assert (has <= np.maximum(maximum, had) + len(made.moves)).all()
+
+
+@given(between=drawn(ANY_CLASS))
+def test_no_plan_takes_what_is_guaranteed_and_used(between: Drawn) -> None:
+    """However hot, weighty or first in class the neighbours are."""
+    made, had = between.plan(), between.pages(FAST)
+    has = had + between.moved(made, 1, 0) - between.moved(made, 0, 1)
+    used = between.pages(FAST, COLD_PER_PAGE_S / PAGE_BYTES)
+    guaranteed = [t.guaranteed_bytes[FAST] / PAGE_BYTES for t in between.tenants]
+    if np.sum(guaranteed) <= had.sum() + between.free_pages:
+        assert (has >= np.minimum(guaranteed, used) - ROUNDING).all()
+
+
+@given(between=drawn(ANY_CLASS), seed=st.integers(0, 99))
+def test_no_plan_depends_on_the_order_of_tenants(between: Drawn, seed: int) -> None:
+    """Where the slow tier has room for all that makes way."""
+    between = replace(between, low_pages=10_000)
+    order = np.random.default_rng(seed).permutation(len(between.tenants)).tolist()
+    made, other = between.plan(), between.plan(order)
+    for way in ((1, 0), (0, 1)):
+        moved = between.moved(made, *way)
+        assert moved == pytest.approx(between.moved(other, *way), abs=ROUNDING)
+    assert made.shares[order] == pytest.approx(other.shares, rel=1e-6, abs=1.0)
+
+
+@given(between=drawn(st.just(TenantClass.NORMAL)), class_=ANY_CLASS)
+def test_one_class_alone_changes_no_plan(between: Drawn, class_: TenantClass) -> None:
+    alike = replace(between, tenants=[replace(t, class_=class_) for t in between.tenants])
+    assert alike.plan().moves.tobytes() == between.plan().moves.tobytes()
+
+
+def test_of_the_budget_what_one_does_not_need_is_the_others() -> None:
+    """Both have their shares; one's own hot pages displace its cold ones, the other rests."""
+    hot = 100 / PAGE_BYTES
+    busy = pieces((0, 500, 0.0, [1]), (500, 500, hot, [0, 1]))
+    at_rest = pieces((0, 500, hot, [1]))
+    targets = [
+        Target(pid=Pid(1), pieces=busy, ceiling=np.inf, tenant=0),
+        Target(pid=Pid(2), pieces=at_rest, ceiling=np.inf, tenant=1),
+    ]
+    between = Drawn(targets, [tenant("busy"), tenant("at rest")], 0, 1000, 200)
+    made = between.plan()
+    assert between.moved(made, 1, 0).tolist() == [100, 0]
+    assert between.moved(made, 0, 1).tolist() == [100, 0]
+
+
+def test_of_the_budget_each_has_a_part_by_weight() -> None:
+    """Both would swap more than there is budget for; the hotter one is not before the other."""
+    targets = [
+        Target(
+            pid=Pid(index + 1),
+            pieces=pieces((0, 500, 0.0, [1]), (500, 500, hot / PAGE_BYTES, [0, 1])),
+            ceiling=np.inf,
+            tenant=index,
+        )
+        for index, hot in enumerate((50, 5000))
+    ]
+    of = [tenant("db", weight=300), tenant("batch", class_=TenantClass.LATENCY)]
+    between = Drawn(targets, of, 0, 1000, 400)
+    made = between.plan()
+    assert between.moved(made, 1, 0).tolist() == [150, 50]

@@ -7,11 +7,22 @@ from types import MappingProxyType
 
 import pytest
 
-from tests.unit.machine import HOT, OTHER, SPAN, FakeSampler, Machine, Memory, half_hot, topology
+from tests.unit.machine import (
+    HALF_HOT,
+    HOT,
+    MOVE_NS,
+    OTHER,
+    SPAN,
+    FakeSampler,
+    Machine,
+    Memory,
+    half_hot,
+    topology,
+)
 from tests.unit.replay import MIB
 from tierd.cli.status import as_text
 from tierd.cli.top import Moment, frame
-from tierd.config import Config, Place, TenantConfig
+from tierd.config import Config, MigrateConfig, Place, TenantConfig
 from tierd.config.show import as_dict
 from tierd.discover.tenants import OTHERS, Tenants, check_tenants
 from tierd.errors import ConfigError
@@ -107,3 +118,18 @@ def test_a_process_that_is_put_elsewhere_changes_tenants() -> None:
     machine.processes = [replace(process, cgroup="/db") for process in machine.processes]
     machine.rounds(daemon, 4)
     assert [t["resident"]["dram"] > 0 for t in machine.told[-1]["tenants"]] == [True, False]
+
+
+def test_with_tenants_a_plan_is_what_a_round_has_time_for() -> None:
+    """The deadline would cut off the same one in each round; 10 ms are time for 3333 pages."""
+    most = []
+    for tenants in ((), (tenant("/db"),)):
+        machine = Machine()
+        machine.start(HOT, Memory(SPAN))
+        config = Config(tenants=tenants, migrate=MigrateConfig(round_percent=1.0))
+        daemon = machine.daemon(FakeSampler(half_hot(100), machine), config)
+        most.append(max(machine.rounds(daemon, 20)))
+        assert machine.memory[HOT].share(HALF_HOT, FAST) == 1
+    alone, of_several = most
+    assert alone > 7000
+    assert 2500 < of_several <= 0.01e9 / MOVE_NS

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tierd.decide.heat import COLD_PER_PAGE_S, assured, concatenate, score
 from tierd.decide.latency import Way, loaded_gap_ns
-from tierd.decide.shares import by_class, divide
+from tierd.decide.shares import by_class, by_weight, divide
 from tierd.model import (
     KEPT_CODE,
     MAX_TIERS,
@@ -199,9 +199,27 @@ class _Steps:
         if len(self.tenants) == 1:
             shortfall = self._shortfall(rank)
             room = max(float(self.free[rank]), 0.0) - shortfall
-            self._fill(rank, rising, sinking, room=room, shortfall=shortfall, part=1.0)
+            budgets = (self.budget_bytes, self.rising_bytes)
+            self._fill(rank, rising, sinking, room=room, shortfall=shortfall, budgets=budgets)
         else:
             self._fill_shares(rank, rising, sinking)
+
+    def _wanted(self, rank: int, rising: _Stock, sinking: _Stock, room: float) -> Floats:
+        """Returns how much of each is worth moving up, however large the budgets are.
+
+        Args:
+            rank: the tier.
+            rising: what is to be moved up, hottest first.
+            sinking: what may make way for it, coldest first.
+            room: bytes that they may have more of the tier; below 0, that they have too many.
+        """
+        displaced = np.cumsum(sinking.size)
+        yields_to = np.minimum(
+            rising.heat / self.policy.hysteresis, rising.heat - 2 * rising.margin
+        )
+        victims = np.searchsorted(sinking.heat, yields_to, "right")
+        makes_way = np.where(victims > 0, displaced[victims - 1], 0.0) if len(displaced) else 0.0
+        return _up_to(rising.size, room + np.minimum(makes_way, self._below(rank)))
 
     def _fill(
         self,
@@ -211,7 +229,7 @@ class _Steps:
         *,
         room: float,
         shortfall: float,
-        part: float,
+        budgets: Sequence[float] | Floats,
     ) -> None:
         """Plans the moves of those who compete by heat.
 
@@ -219,21 +237,13 @@ class _Steps:
             rank: the tier.
             rising: what is to be moved up, hottest first.
             sinking: what may make way for it, coldest first.
-            room: bytes that they may have more of the tier; below 0, that they have too many.
+            room: as _wanted() takes it.
             shortfall: bytes that have to go where they are cold.
-            part: of the budgets.
+            budgets: bytes that may be moved, and that may be moved up.
         """
-        below, budget = self._below(rank), self.budget_bytes * part
-        displaced = np.cumsum(sinking.size)
-        yields_to = np.minimum(
-            rising.heat / self.policy.hysteresis, rising.heat - 2 * rising.margin
-        )
-        victims = np.searchsorted(sinking.heat, yields_to, "right")
-        makes_way = np.where(victims > 0, displaced[victims - 1], 0.0) if len(displaced) else 0.0
-        available = room + np.minimum(makes_way, below)
-        wanted = _up_to(rising.size, available)
-        affordable = min(_affordable(budget, room), self.rising_bytes * part)
-        promoted = _up_to(wanted, affordable)
+        below, (budget, rising_budget) = self._below(rank), budgets
+        wanted = self._wanted(rank, rising, sinking, room)
+        promoted = _up_to(wanted, min(_affordable(budget, room), rising_budget))
         evicted = max(promoted.sum() - room if wanted.any() else 0.0, shortfall)
         if not wanted.any():
             sinking = sinking.take(np.flatnonzero(sinking.heat < sinking.margin))
@@ -254,7 +264,7 @@ class _Steps:
 
         Who has more than its share makes way first, as far as others lack room for theirs. The
         budgets are divided by weight alone, or a class could keep the others' guarantees from being
-        made good; those who need least come first, so that what they leave is used.
+        made good.
         """
         has = self._by_tenant(self.tenant, self.bytes[:, rank])
         share = self._shares(rank, rising, has)
@@ -270,17 +280,30 @@ class _Steps:
         first = _in_proportion(room, due)
         left = max(room - first.sum(), 0.0)
         allowed = first + by_class(left, gain - due, self.class_, _in_proportion)
-        weight = self.weight
-        order = np.argsort(gain / weight, kind="stable")
-        for at, tenant in enumerate(order):
-            self._fill(
-                rank,
-                self._of_tenant(rising, tenant),
-                self._of_tenant(sinking, tenant),
-                room=float(allowed[tenant]),
-                shortfall=0.0,
-                part=float(weight[tenant] / weight[order[at:]].sum()),
-            )
+        mine = [
+            (self._of_tenant(rising, tenant), self._of_tenant(sinking, tenant), float(room))
+            for tenant, room in enumerate(allowed)
+        ]
+        wanted = np.array([self._wanted(rank, *stocks).sum() for stocks in mine])
+        budgets = self._budgets(wanted, allowed)
+        for tenant in np.argsort(gain / self.weight, kind="stable"):
+            up, down, room = mine[tenant]
+            self._fill(rank, up, down, room=room, shortfall=0.0, budgets=budgets[tenant])
+
+    def _budgets(self, wanted: Floats, room: Floats) -> Floats:
+        """Divides the budgets by weight; what one doesn't need is the others'.
+
+        Args:
+            wanted: bytes that each tenant would move up.
+            room: of these, what nothing has to make way for.
+
+        Returns:
+            a row for each: bytes that it may move, and that it may move up.
+        """
+        moved = wanted + np.maximum(wanted - room, 0.0)
+        needs = ((self.budget_bytes, moved), (self.rising_bytes, wanted))
+        parts = [(budget, by_weight(budget, need, self.weight)) for budget, need in needs]
+        return np.stack([part + max(budget - part.sum(), 0.0) for budget, part in parts], axis=1)
 
     def _shares(self, rank: int, rising: _Stock, has: Floats) -> Floats:
         """Divides the tier's bytes between the tenants."""
