@@ -8,7 +8,7 @@ otherwise. Unknown is None, never 0. Ranks count from 0, the fastest tier.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import NewType
+from typing import NewType, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -295,19 +295,39 @@ MOVE = np.dtype(
 )
 
 
+class Pin(StrEnum):
+    """What is said about memory, before its heat."""
+
+    FASTEST = "fastest"
+    """It comes first wherever there is room, and makes way for nobody."""
+    HERE = "here"
+    """It stays where it is."""
+
+
+PIN_CODE: Mapping[Pin, int] = {pin: code for code, pin in enumerate(Pin, 1)}
+
+PINNED = np.dtype([("start", "u8"), ("end", "u8"), ("pin", "u1")])
+"""A range of a target that is pinned, whole pages; `pin` is a PIN_CODE."""
+
+Flags: TypeAlias = bool | NDArray[np.bool_]
+"""One for all pieces of a target, or one for each."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A process and its pieces (dtype PIECE), sorted and disjoint.
 
-    `ceiling` is the heat above which its samples cannot tell pieces apart. A `pinned` one counts as
-    hotter than all others, and makes way for nobody. Of one that `rests` nothing is moved up.
-    `tenant` is an index into those that the plan is for.
+    `ceiling` is the heat above which its samples cannot tell pieces apart. What is `pinned` counts
+    as hotter than all else, and makes way for nobody; what is `fixed` is not moved at all. Of a
+    target that `rests` nothing else is moved up. `tenant` is an index into those that the plan is
+    for.
     """
 
     pid: Pid
     pieces: NDArray[np.void]
     ceiling: float
-    pinned: bool = False
+    pinned: Flags = False
+    fixed: Flags = False
     rests: bool = False
     tenant: int = 0
 
@@ -350,6 +370,7 @@ class Kept(StrEnum):
     RESTS = "moves of its process did not pay, and it rests"
     SHARE = "its tenant has its share"
     LOADED = "the faster tier is the slower one under its load"
+    PINNED = "it is pinned where it is"
 
 
 KEPT_CODE: Mapping[Kept, int] = {why: code for code, why in enumerate(Kept, 1)}

@@ -35,7 +35,7 @@ def explain(pieces: NDArray[np.void], ceiling: float, policy: Policy) -> NDArray
     cases = [
         (~np.isfinite(pieces["probed_s"]), Why.UNSEEN),
         (below < PAGE_BYTES, Why.FASTEST),
-        (~is_hot(pieces, ceiling, policy), Why.COLD),
+        ((kept == 0) & ~is_hot(pieces, ceiling, policy), Why.COLD),
     ]
     names = list(Why)
     hot = np.where(kept > 0, len(names) - 1 + kept, names.index(Why.RISING))

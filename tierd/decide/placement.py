@@ -28,6 +28,7 @@ from tierd.model import (
     MAX_TIERS,
     MOVE,
     PAGE_BYTES,
+    Flags,
     Kept,
     Plan,
     Policy,
@@ -107,7 +108,7 @@ def plan(
     step = _Steps(
         pieces=pieces,
         ceiling=ceiling,
-        pinned=np.repeat([t.pinned for t in targets], lengths),
+        pinned=_by_piece([t.pinned for t in targets], lengths),
         rests=np.repeat([t.rests for t in targets], lengths),
         tenant=np.repeat([t.tenant for t in targets], lengths),
         tenants=tenants,
@@ -118,6 +119,8 @@ def plan(
         budget_bytes=float(budget_bytes),
         rising_bytes=budget_bytes * promotable,
     )
+    if any(np.any(t.fixed) for t in targets):
+        step.leave_out(_by_piece([t.fixed for t in targets], lengths))
     for rank in range(len(rooms) - 1):
         step.fill(rank)
     return Plan(
@@ -128,6 +131,12 @@ def plan(
         kept={why: int(size) for why, size in step.kept.items() if size >= PAGE_BYTES},
         kept_codes=step.kept_codes,
     )
+
+
+def _by_piece(flags: Sequence[Flags], lengths: Sequence[int]) -> NDArray[np.bool_]:
+    """Returns the targets' flags as one for each piece."""
+    each = [np.broadcast_to(flag, n) for flag, n in zip(flags, lengths, strict=True)]
+    return np.concatenate(each)
 
 
 def worthwhile(policy: Policy, gap_ns: float) -> float:
@@ -192,6 +201,12 @@ class _Steps:
         self.demotions: list[_Batch] = []
         self.kept = dict.fromkeys(Kept, 0.0)
         self.kept_codes = np.zeros(len(pieces), np.uint8)
+
+    def leave_out(self, fixed: NDArray[np.bool_]) -> None:
+        """Has these pieces neither rise nor make way."""
+        hot = np.flatnonzero(fixed & (self.lasting >= self._margin(0, self.ceiling)))
+        self._keep(Kept.PINNED, hot, self.bytes[hot, 1:].sum(axis=1))
+        self.bytes[fixed] = 0.0
 
     def fill(self, rank: int) -> None:
         """Plans the moves between tier `rank` and those below it."""

@@ -64,6 +64,7 @@ def _most_doubtful(target: Target, policy: Policy, now_s: float) -> Doubt | None
     if target.rests or not 0 < len(pieces) <= MOST_PIECES:
         return None
     is_due = ~is_zoomed(pieces) | (now_s - pieces["zoomed_s"] > AGAIN_S)
+    is_due &= np.logical_not(target.fixed)  # whatever its pages are, they stay
     end = _ends(pieces, is_due)
     length = end - pieces["start"]
     is_worth_it = is_due & (length >= LEAST_PAGES * PAGE_BYTES) & _is_doubtful(target, policy)
