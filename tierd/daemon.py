@@ -4,7 +4,6 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,9 +14,11 @@ from tierd.decide.guard import Guard, judge, promotable
 from tierd.decide.heat import ceiling, fold, score
 from tierd.decide.latency import Latencies, Way, closed, take_in
 from tierd.decide.magnify import is_unequal, magnify
+from tierd.decide.pins import NO_PINS, add, by_name, cut_at, merge, remove, within
 from tierd.decide.placement import is_hot, plan
 from tierd.decide.settle import settle, unsettle
 from tierd.decide.zoom import most_doubtful
+from tierd.discover.targets import pins_by_name
 from tierd.discover.tenants import Tenants
 from tierd.errors import NotFound, TierdError
 from tierd.kernel.process import Process
@@ -26,8 +27,11 @@ from tierd.model import (
     MAX_TIERS,
     PAGE_BYTES,
     PIECE,
+    PIN_CODE,
     Accesses,
+    Flags,
     Pid,
+    Pin,
     Plan,
     Policy,
     Rank,
@@ -60,15 +64,6 @@ ZOOM_WAIT_MOST_S = 60.0
 """Between two looks at single pages of a target whose pages were alike again and again."""
 
 
-class Pin(StrEnum):
-    """What an operator has said about a target's memory."""
-
-    FASTEST = "fastest"
-    """It comes first wherever there is room, and makes way for nobody."""
-    HERE = "here"
-    """It stays where it is."""
-
-
 @dataclass(slots=True)
 class Watched:
     """A target and what is known of it."""
@@ -83,12 +78,36 @@ class Watched:
     zoom_at_s: float = 0.0
     """From when on its single pages may be looked at again."""
     pin: Pin | None = None
+    """Of what neither of these ranges has."""
+    pins: NDArray[np.void] = field(default_factory=lambda: NO_PINS)
+    """Ranges that an operator has pinned (dtype PINNED)."""
+    named: NDArray[np.void] = field(default_factory=lambda: NO_PINS)
+    """Ranges that the configuration pins, by the names of their mappings; `pins` hold first."""
     guard: Guard = field(default_factory=Guard)
 
     def resident_bytes(self) -> NDArray[np.float64]:
         """Returns what it has on each tier."""
         length = self.pieces["end"] - self.pieces["start"]
         return np.asarray((length[:, None] * self.pieces["resident"]).sum(axis=0), np.float64)
+
+    def pinned_bytes(self) -> Mapping[str, int]:
+        """Returns how much of it is in pinned ranges."""
+        pins = merge(self.pins, self.named)
+        size = (pins["end"] - pins["start"]).astype(np.int64)
+        return {str(pin): int(size[pins["pin"] == code].sum()) for pin, code in PIN_CODE.items()}
+
+    def cut_at_pins(self) -> tuple[Flags, Flags]:
+        """Tells which pieces are pinned to the fastest tier, and which where they are.
+
+        Where ranges are pinned, it cuts the pieces at their edges first.
+        """
+        pins = merge(self.pins, self.named)
+        if not len(pins):
+            return self.pin is Pin.FASTEST, self.pin is Pin.HERE
+        self.pieces, code = cut_at(self.pieces, pins)
+        if self.pin is not None:
+            code[code == 0] = PIN_CODE[self.pin]
+        return code == PIN_CODE[Pin.FASTEST], code == PIN_CODE[Pin.HERE]
 
     def take_zoomed(self, accesses: Accesses, policy: Policy) -> None:
         """Takes in a look at single pages; the next waits ever longer while these are alike."""
@@ -177,6 +196,8 @@ class Daemon:
         self.tenants = Tenants(config.tenants, self.topology.tiers)
         self.cost.prior_ns = config.policy.placement.move_cost_ns
         self.find_at_s = 0.0
+        for watched in self.watched.values():
+            watched.look_at_s = 0.0  # others may be pinned now
 
     def retier(self, topology: Topology, mover: Moves | None) -> None:
         """Goes on with other tiers, between two rounds; fewer than two are nothing to move between.
@@ -242,13 +263,43 @@ class Daemon:
             page_cost_ns=self.cost.page_ns,
         )
 
-    def pin(self, pid: Pid, pin: Pin | None) -> None:
+    def pin(self, pid: Pid, pin: Pin | None, part: range | None = None) -> None:
         """Keeps a target's memory in the fastest tier, or where it is, or no more (None).
+
+        Args:
+            pid: the target's.
+            pin: of the target, ranges that are pinned by themselves hold before it; None unpins
+                these too.
+            part: addresses of a range alone.
+
+        Raises:
+            NotFound: it is no target, or nothing of the range is pinned.
+            TierdError: the range cannot be pinned; see decide.pins.add().
+        """
+        watched = self.target(pid)
+        if part is None:
+            watched.pin = pin
+            watched.pins = NO_PINS if pin is None else watched.pins
+        elif pin is None:
+            watched.pins = remove(watched.pins, part)
+        else:
+            mapped = self.machine.mapped(pid)
+            if mapped is None:
+                raise NotFound(f"process {pid} has ended")
+            watched.pins = add(watched.pins, part, pin, mapped)
+
+    def pins(self, pid: Pid) -> list[dict[str, Any]]:
+        """Lists the ranges of a target that are pinned by themselves.
 
         Raises:
             NotFound: it is no target.
         """
-        self.target(pid).pin = pin
+        watched, pins = self.target(pid), list(Pin)
+        return [
+            {"start": start, "end": end, "pin": str(pins[code - 1]), "by": by}
+            for by, ranges in (("operator", watched.pins), ("configuration", watched.named))
+            for start, end, code in ranges.tolist()
+        ]
 
     def target(self, pid: Pid) -> Watched:
         """Returns what is known of a target.
@@ -345,6 +396,15 @@ class Daemon:
         watched.mapped = self.machine.mapped(watched.process.pid)
         took_s = self.machine.monotonic() - begin_s
         watched.look_at_s = now_s + max(LOOK_AGAIN_S, LOOK_COST * took_s)
+        self._look_at_pins(watched)
+
+    def _look_at_pins(self, watched: Watched) -> None:
+        """Has pins end where their memory is unmapped, and those by name follow their mappings."""
+        if watched.mapped is not None:
+            watched.pins = within(watched.pins, watched.mapped)
+        wanted = pins_by_name(watched.process, self.config.targets)
+        found = self.machine.named(watched.process.pid, [*wanted]) if wanted else []
+        watched.named = by_name(found, wanted)
 
     def _fresh_targets(self, now_s: float) -> list[Watched]:
         """Returns the targets with recent samples, their pieces' places looked at."""
@@ -366,10 +426,13 @@ class Daemon:
 
     # Decide
 
-    def _rests(self, watched: Watched, most: float, policy: Policy, now_s: float) -> bool:
-        """Returns whether nothing of a target is to be moved up now, and tells where it begins."""
+    def _rests(self, watched: Watched, pieces: NDArray[np.void], most: float, now_s: float) -> bool:
+        """Returns whether nothing of a target is to be moved up now, and tells where it begins.
+
+        Judged are the pieces that are placed by their heat.
+        """
         before = watched.guard
-        watched.guard = judge(before, watched.pieces, most, policy, now_s=now_s)
+        watched.guard = judge(before, pieces, most, self.policy(), now_s=now_s)
         if watched.guard.rests_until_s > before.rests_until_s:
             who, rest_s = watched.process, watched.guard.rests_until_s - now_s
             log.warning(
@@ -449,19 +512,28 @@ class Daemon:
 
     def _targets(self, fresh: list[Watched], now_s: float) -> list[Target]:
         """Returns what may be moved of them."""
-        policy = self.policy()
         return [
-            Target(
-                pid=w.process.pid,
-                pieces=w.pieces,
-                ceiling=(most := ceiling(w.accesses)),
-                pinned=w.pin is Pin.FASTEST,
-                rests=w.pin is None and self._rests(w, most, policy, now_s),
-                tenant=self.tenants.index(w.process.cgroup),
-            )
-            for w in fresh
-            if w.accesses is not None and w.pin is not Pin.HERE
+            self._target(watched, watched.accesses, now_s)
+            for watched in fresh
+            if watched.accesses is not None
+            and (watched.pin is not Pin.HERE or len(watched.pins) or len(watched.named))
         ]
+
+    def _target(self, watched: Watched, seen: Accesses, now_s: float) -> Target:
+        most = ceiling(seen)
+        pinned, fixed = watched.cut_at_pins()
+        pieces = watched.pieces
+        if not isinstance(pinned, bool):
+            pieces = pieces.take(np.flatnonzero(~(pinned | fixed)))
+        return Target(
+            pid=watched.process.pid,
+            pieces=watched.pieces,
+            ceiling=most,
+            pinned=pinned,
+            fixed=fixed,
+            rests=watched.pin is None and self._rests(watched, pieces, most, now_s),
+            tenant=self.tenants.index(watched.process.cgroup),
+        )
 
     def _decide(self, targets: list[Target], rooms: list[TierRoom], now_s: float) -> Plan:
         self._close(rooms)
@@ -619,6 +691,7 @@ class Daemon:
             "command": watched.process.command,
             "cgroup": watched.process.cgroup,
             "pin": watched.pin and str(watched.pin),
+            "pinned": watched.pinned_bytes(),
             "rests": watched.guard.rests(self.machine.monotonic()),
             "pieces": len(pieces),
             "resident": {self.names[rank]: int(resident[:, rank].sum()) for rank in ranks},

@@ -5,7 +5,7 @@ A recording answers the same questions when it is replayed; see tierd/replay.py.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,6 +32,10 @@ class Machine(Protocol):
 
     def mapped(self, pid: Pid) -> NDArray[np.void] | None:
         """Returns what a process has mapped (dtype RANGE), None when it has gone."""
+        ...
+
+    def named(self, pid: Pid, names: Container[str]) -> list[tuple[int, int, str]]:
+        """Lists a process's mappings of these names: start, end and name, in ascending order."""
         ...
 
     def locate(
@@ -80,6 +84,9 @@ class ThisMachine:
 
     def mapped(self, pid: Pid) -> NDArray[np.void] | None:
         return process.read_mapped(pid)
+
+    def named(self, pid: Pid, names: Container[str]) -> list[tuple[int, int, str]]:
+        return process.read_named(pid, names)
 
     def locate(
         self,

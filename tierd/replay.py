@@ -8,7 +8,7 @@ alike, no move is refused, and each takes what moves took in the recording.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -207,6 +207,9 @@ class _Played:
 
     def mapped(self, pid: Pid) -> NDArray[np.void] | None:
         return self.mappings.get(pid)
+
+    def named(self, pid: Pid, names: Container[str]) -> list[tuple[int, int, str]]:
+        return []  # names of mappings are not recorded
 
     def pressure(self) -> Pressure | None:
         return None

@@ -25,7 +25,7 @@ from tierd.config import Config, Mode, Place, TargetConfig
 from tierd.config.check import was_set as as_set
 from tierd.config.rules import NEEDS_RESTART
 from tierd.config.show import Difference, as_dict, differences
-from tierd.daemon import Daemon, Pin
+from tierd.daemon import Daemon
 from tierd.discover import hotplug
 from tierd.discover.hotplug import Hotplug
 from tierd.discover.targets import Finder, check_targets
@@ -41,7 +41,7 @@ from tierd.kernel.uevents import Uevents
 from tierd.machine import ThisMachine
 from tierd.migrate.limits import LimitsReader
 from tierd.migrate.mover import Mover
-from tierd.model import NodeId, Pid, Topology
+from tierd.model import NodeId, Pid, Pin, Topology
 from tierd.observe import status
 from tierd.observe.events import History, event
 from tierd.recorder import Recorder, Recordings, recording_to
@@ -171,8 +171,8 @@ class Service:
     def resume(self) -> Mapping[str, Any]:
         return self.inbox.call(partial(self._pause, False), COMMAND_S)
 
-    def pin(self, pid: int, pin: Pin | None) -> Mapping[str, Any]:
-        return self.inbox.call(partial(self._pin, Pid(pid), pin), COMMAND_S)
+    def pin(self, pid: int, pin: Pin | None, part: range | None = None) -> Mapping[str, Any]:
+        return self.inbox.call(partial(self._pin, Pid(pid), pin, part), COMMAND_S)
 
     def drain(self, node: int, *, wanted: bool) -> Mapping[str, Any]:
         work = self.drains.begin if wanted else self.drains.end
@@ -198,11 +198,16 @@ class Service:
             log.info("%s by an operator", word, extra=event(word))
         return {"paused": paused}
 
-    def _pin(self, pid: Pid, pin: Pin | None) -> Mapping[str, Any]:
-        self.daemon.pin(pid, pin)
+    def _pin(self, pid: Pid, pin: Pin | None, part: range | None) -> Mapping[str, Any]:
+        self.daemon.pin(pid, pin, part)
         told = {"pid": pid, "pin": pin and str(pin)}
-        log.info("process %d: pin is now %s", pid, pin or "none", extra=event("pin", **told))
-        return told
+        # Events are for anybody to read, addresses are not.
+        what = "" if part is None else f" of {len(part)} bytes"
+        log.info(
+            "process %d: pin%s is now %s", pid, what, pin or "none", extra=event("pin", **told)
+        )
+        whole = self.daemon.target(pid).pin
+        return {"pid": pid, "pin": whole and str(whole), "pins": self.daemon.pins(pid)}
 
     def _set(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
         was_set = _merged(self.was_set, changes)

@@ -3,8 +3,8 @@ from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
-from tierd.daemon import Daemon, Pin
-from tierd.model import Pid
+from tierd.daemon import Daemon
+from tierd.model import Pid, Pin
 from tierd.recorder import Recordings
 
 
@@ -25,9 +25,9 @@ class FakeCommands:
         self.daemon.paused = False
         return {"paused": False}
 
-    def pin(self, pid: int, pin: Pin | None) -> Mapping[str, Any]:
-        self.daemon.pin(Pid(pid), pin)
-        return {"pid": pid, "pin": pin}
+    def pin(self, pid: int, pin: Pin | None, part: range | None = None) -> Mapping[str, Any]:
+        self.daemon.pin(Pid(pid), pin, part)
+        return {"pid": pid, "pin": pin, "pins": self.daemon.pins(Pid(pid))}
 
     def drain(self, node: int, *, wanted: bool) -> Mapping[str, Any]:
         account = {"node": node, "done": True, "moved_pages": 7, "in_use": 0, "left": {"busy": 2}}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A machine for the daemon: fakes of its clock, processes, their memory, sampler and mover."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -175,6 +175,7 @@ class Machine:
         self.topology = topology(fast_bytes)
         self.processes: list[Process] = []
         self.memory: dict[Pid, Memory] = {}
+        self.names: dict[Pid, dict[str, range]] = {}
         self.looks = 0
         self.told: list[dict[str, Any]] = []
         self.mover = FakeMover(self)
@@ -201,6 +202,10 @@ class Machine:
             return None
         span = self.memory[pid].span
         return np.array([(span.start, span.stop)], RANGE)
+
+    def named(self, pid: Pid, names: Container[str]) -> list[tuple[int, int, str]]:
+        mappings = self.names.get(pid, {})
+        return [(m.start, m.stop, name) for name, m in mappings.items() if name in names]
 
     def locate(
         self,

@@ -14,6 +14,7 @@ from schemathesis.core.result import Ok
 
 from tests.unit.fake_commands import FakeCommands
 from tests.unit.machine import HOT, SPAN, FakeSampler, Machine
+from tierd.api import schemas
 from tierd.api.app import App
 from tierd.api.operations import OPERATIONS, Operation
 from tierd.api.view import View
@@ -97,12 +98,37 @@ def test_a_target_is_explained(ask: Client) -> None:
     assert hottest["end"] - hottest["start"] == hottest["resident"]["dram"]
 
 
+def test_ranges_are_pinned_and_their_addresses_not_told_to_anybody(ask: Client) -> None:
+    part = {"start": SPAN.start + 5000, "end": SPAN.start + 9000}
+    whole_pages = {"start": SPAN.start + 4096, "end": SPAN.start + 12288}
+    told = ask("PUT", PIN, {"pin": "here", "range": part})
+    jsonschema.validate(told.json, schemas.PINNED)
+    assert told.json["pins"] == [{**whole_pages, "pin": "here", "by": "operator"}]
+    explained = ask("GET", f"/v1/targets/{HOT}")
+    jsonschema.validate(explained.json, schemas.EXPLANATION)
+    assert explained.json["pins"] == told.json["pins"]
+    assert explained.json["pinned"] == {"fastest": 0, "here": 8192}
+    address = str(whole_pages["start"])
+    for operation in OPERATIONS:
+        if operation.is_for_monitoring:
+            assert address not in ask("GET", operation.path).body.decode(), operation.path
+    query = "&".join(f"{name}={at}" for name, at in whole_pages.items())
+    assert ask("DELETE", f"{PIN}?{query}").json["pins"] == []
+
+
 def test_what_happened_is_told_from_where_a_reader_was(ask: Client) -> None:
     events = ask("GET", "/v1/events").json["events"]
     assert (events[0]["kind"], events[0]["fields"]["pid"]) == ("target.new", HOT)
     assert {event["kind"] for event in events[1:]} == {"moved"}
     assert ask("GET", f"/v1/events?after={events[0]['id']}").json["events"] == events[1:]
     assert ask("GET", "/v1/events?most=1").json["events"] == events[-1:]
+
+
+PIN = f"/v1/targets/{HOT}/pin"
+
+
+def pin_of(start: object, end: object) -> object:
+    return {"pin": "fastest", "range": {"start": start, "end": end}}
 
 
 @pytest.mark.parametrize(
@@ -126,6 +152,18 @@ def test_what_happened_is_told_from_where_a_reader_was(ask: Client) -> None:
         ("PUT", f"/v1/targets/{HOT}/pin", {"pin": []}, 422, "one of fastest, here"),
         ("PUT", f"/v1/targets/{HOT}/pin", {"pin": "here", "x": 1}, 422, "has 'x'"),
         ("PUT", "/v1/targets/1/pin", {"pin": "here"}, 404, "is no target"),
+        ("PUT", PIN, {"pin": "here", "range": 5}, 422, "range must be an object"),
+        ("PUT", PIN, {"pin": "here", "range": {"start": 0}}, 422, "range lacks 'end'"),
+        ("PUT", PIN, pin_of(-1, 4096), 422, "start must be a whole number from 0 to"),
+        ("PUT", PIN, pin_of(0, 1 << 57), 422, "end must be a whole number from 0 to"),
+        ("PUT", PIN, pin_of(0, True), 422, "end must be a whole number from 0 to"),
+        ("PUT", PIN, pin_of(0, 4096.5), 422, "end must be a whole number from 0 to"),
+        ("PUT", PIN, pin_of(8192.0, 4096), 409, "its end must be above its start"),
+        ("PUT", PIN, pin_of(0, 10**400), 422, "end must be a whole number from 0 to"),
+        ("PUT", PIN, pin_of(0, "4096"), 422, "end must be a whole number from 0 to"),
+        ("PUT", PIN, pin_of(4096, 8192), 409, "is not all mapped"),
+        ("DELETE", f"{PIN}?start={SPAN.start}&end={SPAN.stop}", None, 404, "nothing is pinned"),
+        ("DELETE", f"{PIN}?start=-1", None, 400, "start must be from 0 to"),
         ("PATCH", "/v1/config", [], 422, "must be an object"),
         ("PATCH", "/v1/config", {"policy": 1}, 422, "must be an object"),
         ("PATCH", "/v1/config", {"polizy": {}}, 422, "has 'polizy'"),

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.unit.fake_commands import FakeCommands
-from tests.unit.machine import HOT
+from tests.unit.machine import HOT, SPAN
 from tests.unit.replay import MIB
 from tierd.api.app import App
 from tierd.api.operations import OPERATIONS
@@ -21,8 +21,9 @@ from tierd.api.sockets import CONTROL, MONITOR
 from tierd.api.view import View
 from tierd.cli.control import main
 from tierd.cli.heat import make_bins, make_column
-from tierd.daemon import Pin
 from tierd.decide.guard import Guard
+from tierd.decide.pins import by_name
+from tierd.model import Pin
 from tierd.observe.moments import load
 
 Tierctl = Callable[..., Result]
@@ -168,6 +169,51 @@ def test_pins(tierctl: Tierctl, commands: FakeCommands) -> None:
         told = tierctl(*words)
         assert told.exit_code == 0, told.output
         assert watched.pin is pin
+
+
+def test_pins_of_ranges(tierctl: Tierctl, commands: FakeCommands) -> None:
+    def spelled(first: int, behind: int) -> str:
+        return f"{SPAN.start + first:x}-{SPAN.start + behind:x}"
+
+    told = tierctl("pin", "640", "--range", spelled(4100, 12000))
+    assert told.output == f"process 640: {spelled(4096, 12288)} is pinned: fastest\n"
+    told = tierctl("pin", "640", "--here", "--range", spelled(4096, 8192))
+    assert told.exit_code == 1
+    assert f"{spelled(4096, 8192)} is pinned otherwise" in told.output
+    tierctl("pin", "640", "--here", "--range", f"0x{SPAN.start + 16384:X}-{SPAN.stop:x}")
+    lines = tierctl("explain", "640").output
+    assert "64 MiB, pinned: fastest 8 KiB, here 64.0 MiB; " in lines
+    assert re.search(rf"^{spelled(4096, 12288)} +8 KiB +fastest +operator$", lines, re.MULTILINE)
+    told = tierctl("unpin", "640", "--range", spelled(4096, 8192))
+    assert told.output.splitlines() == [
+        f"process 640: {spelled(4096, 8192)} is pinned no more",
+        "ranges that are pinned still: 2; tierctl explain 640 lists them",
+    ]
+    assert tierctl("unpin", "640").output == "process 640 is pinned no more\n"
+    assert commands.daemon.pins(HOT) == []
+
+
+def test_an_operator_pins_what_the_configuration_does_too(
+    tierctl: Tierctl, commands: FakeCommands
+) -> None:
+    part, spelled = range(SPAN.start, SPAN.start + 8192), f"{SPAN.start:x}-{SPAN.start + 8192:x}"
+    watched = commands.daemon.watched[HOT]
+    watched.named = by_name([(part.start, part.stop, "[heap]")], {"[heap]": Pin.HERE})
+    told = tierctl("pin", "640", "--range", spelled)
+    assert told.output == f"process 640: {spelled} is pinned: fastest\n"
+    assert "pinned: fastest 8 KiB;" in tierctl("explain", "640").output
+    assert tierctl("unpin", "640").output.splitlines()[1:] == [
+        "ranges that are pinned still: 1; tierctl explain 640 lists them"
+    ]
+
+
+@pytest.mark.parametrize(
+    "part", ["1000", "2000-1000", "1000-1000", "x-y", f"{1 << 57:x}-{1 << 58:x}"]
+)
+def test_what_is_no_range_of_addresses_is_refused(tierctl: Tierctl, part: str) -> None:
+    told = tierctl("pin", "640", "--range", part)
+    assert told.exit_code == 2
+    assert f"'{part}' is no range such as 7f10c0000000-7f10c0400000" in told.output
 
 
 @pytest.mark.parametrize("words", [["explain"], ["heat"], ["pin"], ["unpin"]])

@@ -15,9 +15,10 @@ from tierd.config import Config, Mode, PolicyConfig
 from tierd.config.check import check, named, parse_document
 from tierd.config.lines import find_lines
 from tierd.config.rules import ARRAYS, TABLES, Rule
+from tierd.config.show import as_toml
 from tierd.config.values import PolicyName
 from tierd.errors import ConfigError, Problem
-from tierd.model import Policy, TenantClass, TierKind
+from tierd.model import Pin, Policy, TenantClass, TierKind
 
 SHIPPED = Path(__file__).parents[2] / "systemd/tierd.toml"
 
@@ -137,6 +138,39 @@ def test_tenants_are_read() -> None:
 )
 def test_a_wrong_tenant_is_told(content: str, problem: str) -> None:
     assert problem in only_problem(content)
+
+
+def test_pins_of_mappings_are_read() -> None:
+    content = '[[target]]\npid = 42\npin = { "[heap]" = "fastest", "/srv/a b" = "here" }\n'
+    read = config.parse(content, "f")
+    assert read.targets[0].pin == {"[heap]": Pin.FASTEST, "/srv/a b": Pin.HERE}
+    again = config.parse(as_toml(read, {}), "f")
+    assert again.targets[0].pin == read.targets[0].pin
+
+
+@pytest.mark.parametrize(
+    ("pin", "problem"),
+    [
+        ("{}", "must be a table of 1 to 64 mappings, such as"),
+        ('"fastest"', "must be a table of 1 to 64 mappings, such as"),
+        ('{ heap = "here" }', "must be mappings named as in /proc/PID/maps: a path, [heap]"),
+        ('{ "[vdso]" = "here" }', "must be mappings named as in /proc/PID/maps"),
+        ('{ "/a\\nb" = "here" }', "must be mappings named as in /proc/PID/maps"),
+        ('{ "[heap]" = "up" }', 'must be mappings, each pinned as one of "fastest", "here"'),
+        (
+            "{" + ", ".join(f'"/{number}" = "here"' for number in range(65)) + "}",
+            "must be a table of 1 to 64 mappings, such as",
+        ),
+    ],
+)
+def test_a_wrong_pin_is_told(pin: str, problem: str) -> None:
+    told = only_problem(f'[[target]]\ncommand = "redis"\npin = {pin}\n')
+    assert told.startswith(f"f:3: target[1].pin: {problem}")
+
+
+def test_a_pin_alone_is_no_target() -> None:
+    told = only_problem('[[target]]\npin = { "[heap]" = "here" }\n')
+    assert "must have a pid, or one or more of command" in told
 
 
 def test_every_table_is_read() -> None:

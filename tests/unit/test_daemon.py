@@ -33,9 +33,20 @@ from tests.unit.test_status_file import STATUS
 from tests.unit.world import snapshot
 from tierd.cli.status import as_text
 from tierd.config import Config, MigrateConfig, Mode, PolicyConfig
-from tierd.daemon import FIRST_PAGES, LOOK_AGAIN_S, STALE_AGGREGATIONS, Daemon, Pin
+from tierd.daemon import FIRST_PAGES, LOOK_AGAIN_S, STALE_AGGREGATIONS, Daemon
 from tierd.errors import Conflict
-from tierd.model import PAGE_BYTES, Accesses, Pid, Plan, Policy, Rank, Report, TierKind, Topology
+from tierd.model import (
+    PAGE_BYTES,
+    Accesses,
+    Pid,
+    Pin,
+    Plan,
+    Policy,
+    Rank,
+    Report,
+    TierKind,
+    Topology,
+)
 
 
 def budget(mbps: float, mode: Mode = Mode.PLACE) -> Config:

@@ -77,6 +77,18 @@ def test_process(tmp_path: Path) -> None:
     assert found.locked_bytes == 0
 
 
+def test_mappings_by_name(tmp_path: Path) -> None:
+    anonymous = "c000-d000 rw-p 00000000 00:00 0                          [anon:my cache]\n"
+    write(tmp_path, maps=MAPS.replace("7000-8000 ---p", f"{anonymous}7000-8000 ---p"))
+    wanted = {"[heap]", "/dev/shm/a [b] (deleted)", "[anon:my cache]", "/usr/bin/ca"}
+    assert process.read_named(PID, wanted, tmp_path) == [
+        (0x2000, 0x5000, "[heap]"),
+        (0xC000, 0xD000, "[anon:my cache]"),
+        (0xB000, 0xC000, "/dev/shm/a [b] (deleted)"),
+    ]
+    assert process.read_named(Pid(43), wanted, tmp_path) == []
+
+
 def test_kernel_thread_thread_and_old_hierarchies(tmp_path: Path) -> None:
     write(
         tmp_path,

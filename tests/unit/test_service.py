@@ -26,14 +26,13 @@ from tierd import config
 from tierd.api.inbox import Inbox
 from tierd.api.view import View
 from tierd.arbiter import Arbiter
-from tierd.daemon import Pin
 from tierd.discover.hotplug import Hotplug
 from tierd.discover.targets import Finder
 from tierd.drains import Drains
 from tierd.errors import ConfigError, Conflict, NotFound, TierdError
 from tierd.kernel.free import FreeMemory
 from tierd.migrate.mover import Mover
-from tierd.model import Topology
+from tierd.model import Pin, Topology
 from tierd.observe.events import History
 from tierd.observe.moments import load
 from tierd.recorder import Recordings
@@ -187,12 +186,22 @@ def test_a_pause_is_told_once(service: Service) -> None:
 
 
 def test_a_pin_is_told_in_the_status(service: Service, machine: Machine) -> None:
-    assert service.pin(HOT, Pin.HERE) == {"pid": HOT, "pin": "here"}
+    assert service.pin(HOT, Pin.HERE) == {"pid": HOT, "pin": "here", "pins": []}
     machine.rounds(service.daemon, 1)
     assert service.view.status()["targets"][0]["pin"] == "here"
-    assert service.pin(HOT, None) == {"pid": HOT, "pin": None}
+    assert service.pin(HOT, None) == {"pid": HOT, "pin": None, "pins": []}
     with pytest.raises(NotFound):
         service.pin(1, Pin.HERE)
+
+
+def test_of_a_pinned_range_the_events_tell_no_address(service: Service) -> None:
+    service.pin(HOT, Pin.HERE)
+    told = service.pin(HOT, Pin.FASTEST, range(SPAN.start, SPAN.start + 8192))
+    (pinned,) = told["pins"]
+    assert (told["pin"], pinned["pin"], pinned["start"]) == ("here", "fastest", SPAN.start)
+    *_, event = service.view.events(after=0, most=100)["events"]
+    assert event["message"] == f"process {HOT}: pin of 8192 bytes is now fastest"
+    assert event["fields"] == {"pid": HOT, "pin": "fastest"}
 
 
 def test_the_status_has_what_was_set_and_what_is_amiss(

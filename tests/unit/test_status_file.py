@@ -57,6 +57,7 @@ STATUS: dict[str, Any] = {
             "command": "hotset",
             "cgroup": "/system.slice/hotset.service",
             "pin": None,
+            "pinned": {"fastest": 0, "here": 0},
             "rests": False,
             "resident": {"dram": 8 << 20, "cxl": 56 << 20},
             "hot": {"dram": 8 << 20, "cxl": 0},

@@ -27,7 +27,7 @@ Answer = tuple[str, str]
 
 DESCRIPTION_PATH = "/openapi.json"
 QUERY_BYTES = 1024
-DIGITS = 16
+DIGITS = 19
 
 
 class Refused(Exception):
@@ -165,9 +165,16 @@ def _body(environ: Environ, schema: Schema) -> Mapping[str, Any]:
 
 
 def _check_keys(value: Any, schema: Schema, name: str) -> None:
-    """Checks which keys an object has, and choices. Other values are for the operation to check."""
+    """Checks which keys an object has, choices, and whole numbers.
+
+    Other values are for the operation to check.
+    """
     if value not in schema.get("enum", [value]):
         raise _wrong(f"{name} must be one of {', '.join(schema['enum'])}")
+    if schema.get("type") == "integer":
+        low, high = schema["minimum"], schema["maximum"]
+        if not _is_whole(value) or not low <= value <= high:
+            raise _wrong(f"{name} must be a whole number from {low} to {high}")
     if schema.get("type") != "object":
         return
     if not isinstance(value, dict):
@@ -179,6 +186,13 @@ def _check_keys(value: Any, schema: Schema, name: str) -> None:
         raise _wrong(f"{name} {wrong}; known are {', '.join(known)}")
     for key, part in value.items():
         _check_keys(part, known[key], key)
+
+
+def _is_whole(value: Any) -> bool:
+    """Tells what JSON Schema calls an integer: 1.0 is one too."""
+    if isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _refuse_constant(name: str) -> Any:

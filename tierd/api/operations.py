@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from tierd.api import schemas
 from tierd.api.schemas import Schema
 from tierd.api.view import View
-from tierd.daemon import Pin
+from tierd.model import Pin
 
 JSON, TEXT = "application/json", "text/plain"
 
@@ -18,7 +18,7 @@ class Commands(Protocol):
 
     def pause(self) -> Mapping[str, Any]: ...
     def resume(self) -> Mapping[str, Any]: ...
-    def pin(self, pid: int, pin: Pin | None) -> Mapping[str, Any]: ...
+    def pin(self, pid: int, pin: Pin | None, part: range | None = None) -> Mapping[str, Any]: ...
     def drain(self, node: int, *, wanted: bool) -> Mapping[str, Any]: ...
     def set(self, changes: Mapping[str, Any]) -> Mapping[str, Any]: ...
     def record(self) -> Mapping[str, Any]: ...
@@ -68,6 +68,11 @@ class Operation:
 _PID: Mapping[str, Schema] = {"pid": schemas.whole(1, 1 << 22)}
 _NODE: Mapping[str, Schema] = {"node": schemas.whole(0, 1023)}
 _RECORDING: Mapping[str, Schema] = {"id": schemas.whole(0, 2**53 - 1)}
+
+
+def _part(given: Mapping[str, int] | None) -> range | None:
+    return None if given is None else range(int(given["start"]), int(given["end"]))
+
 
 OPERATIONS = (
     Operation(
@@ -152,21 +157,26 @@ OPERATIONS = (
     Operation(
         method="PUT",
         path="/v1/targets/{pid}/pin",
-        summary="Keep a process's memory in the fastest tier, or where it is",
+        summary="Keep a process's memory, or a range of it, in the fastest tier, or where it is",
         answer=schemas.PINNED,
         path_parameters=_PID,
         body=schemas.PIN,
         changes=True,
-        run=lambda view, commands, asked: commands.pin(asked.path["pid"], Pin(asked.body["pin"])),
+        run=lambda view, commands, asked: commands.pin(
+            asked.path["pid"], Pin(asked.body["pin"]), _part(asked.body.get("range"))
+        ),
     ),
     Operation(
         method="DELETE",
         path="/v1/targets/{pid}/pin",
-        summary="Let a process's memory be placed as others' is",
+        summary="Let a process's memory, or a range of it, be placed as others' is",
         answer=schemas.PINNED,
         path_parameters=_PID,
+        query={name: schemas.whole(0, schemas.LAST, default=0) for name in ("start", "end")},
         changes=True,
-        run=lambda view, commands, asked: commands.pin(asked.path["pid"], None),
+        run=lambda view, commands, asked: commands.pin(
+            asked.path["pid"], None, _part(asked.query) if any(asked.query.values()) else None
+        ),
     ),
     Operation(
         method="PUT",

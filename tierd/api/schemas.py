@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from tierd.config.rules import TABLES
-from tierd.daemon import Pin
-from tierd.model import TenantClass
+from tierd.model import Pin, TenantClass
 
 Schema: TypeAlias = Mapping[str, Any]
 
@@ -44,12 +43,20 @@ def or_null(schema: Schema) -> Schema:
 
 
 _PIN = {"enum": [*map(str, Pin)]}
+LAST = 1 << 56
+"""No process has higher addresses: x86-64 with five levels of page tables has the most."""
+
+ADDRESS = whole(0, LAST)
+
 _BY_TIER = mapping(COUNT)
+_BY_PIN = answer(**{str(pin): COUNT for pin in Pin})
+_PINS = array(answer(start=COUNT, end=COUNT, pin=_PIN, by={"enum": ["operator", "configuration"]}))
 _TARGET = {
     "pid": COUNT,
     "command": STRING,
     "cgroup": or_null(STRING),
     "pin": or_null(_PIN),
+    "pinned": _BY_PIN,
     "rests": FLAG,
     "pieces": COUNT,
     "resident": _BY_TIER,
@@ -141,6 +148,7 @@ TOPOLOGY = answer(
 )
 EXPLANATION = answer(
     **_TARGET,
+    pins=_PINS,
     ranges=array(answer(start=COUNT, end=COUNT, heat=NUMBER, resident=_BY_TIER, why=STRING)),
     why=_BY_TIER,
 )
@@ -153,7 +161,7 @@ CONFIG = answer(config=ANY_OBJECT, set=ANY_OBJECT)
 PAUSED = answer(paused=FLAG)
 BEGUN = answer(id=COUNT)
 RECORDED = answer(data=STRING, ended=or_null(STRING))
-PINNED = answer(pid=COUNT, pin=or_null(_PIN))
+PINNED = answer(pid=COUNT, pin=or_null(_PIN), pins=_PINS)
 CHANGES = answer(changes=array(answer(key=STRING, before={}, after={})), set=ANY_OBJECT)
 
 
@@ -167,7 +175,13 @@ def only(properties: Schema, **more: Any) -> Schema:
     }
 
 
-PIN = only({"pin": _PIN}, required=["pin"])
+PIN = only(
+    {
+        "pin": _PIN,
+        "range": only({"start": ADDRESS, "end": ADDRESS}, required=["start", "end"]),
+    },
+    required=["pin"],
+)
 SETTINGS = only(
     {
         table: only({key: or_null(rule.schema) for key, rule in rules.items()})

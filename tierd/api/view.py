@@ -51,7 +51,8 @@ class View:
     def target(self, pid: int) -> Document:
         """Tells what of a target is how hot, where it lies, and why it is not elsewhere."""
         watched = self.daemon.target(Pid(pid))
-        return self.daemon.target_status(watched) | self._ranges(watched)
+        pins = {"pins": self.daemon.pins(Pid(pid))}
+        return self.daemon.target_status(watched) | pins | self._ranges(watched)
 
     def events(self, *, after: int, most: int) -> Document:
         return {"events": self.history.recent(after=after, most=most)}

@@ -32,6 +32,26 @@ class Size(click.ParamType[int]):
 
 SIZE = Size()
 
+
+class Addresses(click.ParamType[range]):
+    """Addresses as /proc/PID/maps and tierctl explain spell them: START-END, in hexadecimal."""
+
+    name = "addresses"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> range:
+        if isinstance(value, range):
+            return value
+        found = re.fullmatch(r"(?:0x)?([0-9a-fA-F]{1,14})-(?:0x)?([0-9a-fA-F]{1,14})", value)
+        part = range(int(found[1], 16), int(found[2], 16)) if found else range(0)
+        if not part:
+            self.fail(f"{value!r} is no range such as 7f10c0000000-7f10c0400000", param, ctx)
+        return part
+
+
+ADDRESSES = Addresses()
+
 Option: TypeAlias = Callable[[Any], Any]
 """A decorator of a command."""
 

@@ -15,7 +15,7 @@ import click
 from tierd.api.client import Client
 from tierd.cli import settings as settings_view
 from tierd.cli.connect import control
-from tierd.cli.options import PID, SIZE, config_option, json_option
+from tierd.cli.options import ADDRESSES, PID, SIZE, Option, config_option, json_option
 from tierd.cli.text import amount
 from tierd.config.show import Difference
 from tierd.errors import TierdError
@@ -38,24 +38,42 @@ def resume(*, config_path: Path | None) -> None:
     click.echo("resumed")
 
 
+def _range_option(what_for: str) -> Option:
+    """Adds --range as `part`."""
+    return click.option("--range", "part", type=ADDRESSES, metavar="START-END", help=what_for)
+
+
 @click.command()
 @click.argument("pid", type=PID)
 @click.option("--here", is_flag=True, help="Leave its memory where it is.")
+@_range_option("Only these addresses, as explain or /proc/PID/maps tells them.")
 @config_option("The running daemon's configuration")
-def pin(*, pid: int, here: bool, config_path: Path | None) -> None:
+def pin(*, pid: int, here: bool, part: range | None, config_path: Path | None) -> None:
     """Keep a process's memory in the fastest tier. Before all others', as far as there is room."""
-    wanted = "here" if here else "fastest"
-    control(config_path).request("PUT", f"/v1/targets/{pid}/pin", {"pin": wanted})
-    click.echo(f"process {pid} is pinned: {wanted}")
+    wanted: dict[str, Any] = {"pin": "here" if here else "fastest"}
+    if part is not None:
+        wanted["range"] = {"start": part.start, "end": part.stop}
+    told = control(config_path).request("PUT", f"/v1/targets/{pid}/pin", wanted)
+    if part is None:
+        click.echo(f"process {pid} is pinned: {wanted['pin']}")
+        return
+    operators = (pin for pin in told["pins"] if pin["by"] == "operator")
+    (made,) = (pin for pin in operators if pin["start"] <= part.start < pin["end"])
+    click.echo(f"process {pid}: {made['start']:x}-{made['end']:x} is pinned: {made['pin']}")
 
 
 @click.command()
 @click.argument("pid", type=PID)
+@_range_option("Only these addresses, whole pages.")
 @config_option("The running daemon's configuration")
-def unpin(*, pid: int, config_path: Path | None) -> None:
-    """Place a process's memory as others' is."""
-    control(config_path).request("DELETE", f"/v1/targets/{pid}/pin")
-    click.echo(f"process {pid} is pinned no more")
+def unpin(*, pid: int, part: range | None, config_path: Path | None) -> None:
+    """Place a process's memory as others' is. Without --range, none of its ranges is pinned too."""
+    query = "" if part is None else f"?start={part.start}&end={part.stop}"
+    told = control(config_path).request("DELETE", f"/v1/targets/{pid}/pin{query}")
+    what = f"process {pid}" + ("" if part is None else f": {part.start:x}-{part.stop:x}")
+    click.echo(f"{what} is pinned no more")
+    if left := len(told["pins"]):
+        click.echo(f"ranges that are pinned still: {left}; tierctl explain {pid} lists them")
 
 
 @click.command()

@@ -25,9 +25,15 @@ def _row(target: Mapping[str, Any], tiers: Sequence[str]) -> tuple[str, ...]:
         target["command"],
         *(amount(target["resident"][tier]) for tier in tiers),
         hits(target["rate"], tiers),
-        target["pin"] or "-",
+        _pins(target) or "-",
         target["cgroup"] or "-",
     )
+
+
+def _pins(target: Mapping[str, Any]) -> str:
+    """Spells how a process is pinned, and how much of it in ranges."""
+    ranges = (f"{pin} {amount(size)}" for pin, size in target["pinned"].items() if size)
+    return ", ".join([*filter(None, [target["pin"]]), *ranges])
 
 
 def hits(rate: Mapping[str, float], tiers: Sequence[str]) -> str:
@@ -42,7 +48,7 @@ def explained(target: Mapping[str, Any], tiers: Sequence[str]) -> str:
 
 def _explained(target: Mapping[str, Any], tiers: Sequence[str]) -> Iterator[str]:
     total = sum(target["resident"].values())
-    pin = f", pinned: {target['pin']}" if target["pin"] else ""
+    pin = f", pinned: {pins}" if (pins := _pins(target)) else ""
     yield (
         f"process {target['pid']} ({target['command']}): {amount(total)}{pin}; "
         f"{hits(target['rate'], tiers)} of its accesses go to {tiers[0]}"
@@ -60,6 +66,14 @@ def _explained(target: Mapping[str, Any], tiers: Sequence[str]) -> Iterator[str]
             for tier in tiers
         ],
     )
+    if target["pins"]:
+        yield table(
+            ("PINNED RANGES", "SIZE", "PIN", "BY"),
+            [
+                (_addresses(pin), amount(pin["end"] - pin["start"]), pin["pin"], pin["by"])
+                for pin in target["pins"]
+            ],
+        )
     reasons = sorted(target["why"].items(), key=lambda pair: -pair[1])
     yield table(("WHY WHAT LIES WHERE IT DOES", "SIZE"), [(why, amount(n)) for why, n in reasons])
     busiest = sorted(target["ranges"], key=_accesses, reverse=True)[:_RANGES]
@@ -67,7 +81,7 @@ def _explained(target: Mapping[str, Any], tiers: Sequence[str]) -> Iterator[str]
         ("BUSIEST RANGES", "SIZE", "ACCESSES/PAGE/S", "MOSTLY ON", "WHY"),
         [
             (
-                f"{part['start']:x}-{part['end']:x}",
+                _addresses(part),
                 amount(part["end"] - part["start"]),
                 f"{part['heat']:.2f}",
                 mostly_on(part["resident"]) or "-",
@@ -76,6 +90,10 @@ def _explained(target: Mapping[str, Any], tiers: Sequence[str]) -> Iterator[str]
             for part in busiest
         ],
     )
+
+
+def _addresses(part: Mapping[str, Any]) -> str:
+    return f"{part['start']:x}-{part['end']:x}"
 
 
 def _accesses(part: Mapping[str, Any]) -> float:

@@ -221,7 +221,7 @@ class _Reader:
                 self._refuse(
                     key, f"must have a pid, or one or more of {', '.join(MARKS_OF_TARGET)}"
                 )
-            elif len(values) == len(marks or ["pid"]):
+            elif values.keys() == given.keys():
                 place = self._document.place((*key, *(marks or ["pid"])[-1:]))
                 self._found.targets.append(TargetConfig(**values, place=place))
 

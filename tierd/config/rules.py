@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tierd.config.values import Mode, PolicyName, Rival, Samples
-from tierd.model import NodeId, TenantClass, TierKind
+from tierd.model import NodeId, Pin, TenantClass, TierKind
 
 _COMM_BYTES = 15  # TASK_COMM_LEN less the final NUL
 _UNIT = re.compile(r"[^/\s]+\.(service|scope|slice)")
@@ -145,6 +145,37 @@ def _sizes(value: Any) -> dict[str, float]:
         raise ValueError(f"sizes by tier, each named and {error}") from None
 
 
+def _pins(value: Any) -> dict[str, Pin]:
+    if not isinstance(value, dict) or not 0 < len(value) <= _MOST_PINS:
+        raise ValueError(
+            f'a table of 1 to {_MOST_PINS} mappings, such as {{ "[heap]" = "fastest" }}'
+        )
+    for name in value:
+        if not _MAPPING.fullmatch(name):
+            raise ValueError(
+                "mappings named as in /proc/PID/maps: a path, [heap], [stack] or [anon:NAME]"
+            )
+    try:
+        return {name: _PIN(pin) for name, pin in value.items()}
+    except ValueError as error:
+        raise ValueError(f"mappings, each pinned as {error}") from None
+
+
+_MOST_PINS = 64
+_MAPPING = re.compile(
+    r"/[^\x00-\x1f]{0,4095}|\[(?:heap|stack|anon(?:_shmem)?:[^\x00-\x1f]{1,80})\]"
+)
+_PIN = _choice(*Pin)
+_PINS = Rule(
+    _pins,
+    {
+        "type": "object",
+        "propertyNames": {"pattern": f"^({_MAPPING.pattern})$"},
+        "additionalProperties": dict(_PIN.schema),
+        "minProperties": 1,
+        "maxProperties": _MOST_PINS,
+    },
+)
 _MIB = _number(0, 1_000_000_000)
 _SIZES = Rule(
     _sizes,
@@ -233,6 +264,7 @@ ARRAYS: Mapping[str, Mapping[str, Rule]] = {
         "unit": Rule(_unit, _pattern(_UNIT)),
         "container": Rule(_container, _pattern(_CONTAINER)),
         "user": Rule(_user, _pattern(_USER)),
+        "pin": _PINS,
     },
     "tenant": {
         "cgroup": Rule(_cgroup, {"type": "string", "pattern": "^/"}),

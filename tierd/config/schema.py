@@ -30,11 +30,8 @@ def schema() -> dict[str, Any]:
     tier = _object(_schemas(ARRAYS["tier"])) | {"required": [*NEEDED_OF_TIER]}
     target = _object(_schemas(ARRAYS["target"]))
     tenant = _object(_schemas(ARRAYS["tenant"])) | {"required": [*NEEDED_OF_TENANT]}
-    by_marks = {
-        "not": {"required": ["pid"]},
-        "anyOf": [{"required": [name]} for name in MARKS_OF_TARGET],
-    }
-    target["oneOf"] = [{"required": ["pid"], "maxProperties": 1}, by_marks]
+    by_marks = {"anyOf": [{"required": [name]} for name in MARKS_OF_TARGET]}
+    target["oneOf"] = [{"required": ["pid"]}, by_marks]
     arrays = {
         "tier": {"type": "array", "items": tier, "maxItems": MAX_TIERS},
         "target": {"type": "array", "items": target},

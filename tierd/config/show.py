@@ -2,6 +2,7 @@
 """A configuration as plain values, to be shown, compared and written."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Any, TypeAlias
 
 from tierd.config.rules import ARRAYS, TABLES
 from tierd.config.values import NAMED, Config, Place, attribute
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+"""A key that TOML has without quotes."""
 
 Setting: TypeAlias = tuple[str, str]
 """A table and a key of it."""
@@ -100,8 +104,12 @@ def _lines(config: Config, places: Mapping[Setting, Place]) -> Iterator[str]:
 def toml(value: Any) -> str:
     """Spells a value as TOML; JSON spells all but tables alike."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {toml(each)}" for key, each in value.items()) + " }"
+        return "{ " + ", ".join(f"{_key(key)} = {toml(v)}" for key, v in value.items()) + " }"
     return json.dumps(value)
+
+
+def _key(key: str) -> str:
+    return key if _BARE.fullmatch(key) else json.dumps(key)
 
 
 def _origin(place: Place | None) -> str:

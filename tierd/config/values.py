@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tierd.errors import Problem
-from tierd.model import NodeId, Pid, Policy, TenantClass, TierKind
+from tierd.model import NodeId, Pid, Pin, Policy, TenantClass, TierKind
 
 
 class Mode(StrEnum):
@@ -165,6 +165,7 @@ class TargetConfig:
     """One [[target]]: a pid alone, or at least one of the others, of which all must hold.
 
     `cgroup` takes in what is below it; `unit` is of systemd, `container` the beginning of its id.
+    `pin` tells by the names of mappings, as in /proc/PID/maps, how these are pinned.
     """
 
     pid: Pid | None = None
@@ -173,6 +174,7 @@ class TargetConfig:
     unit: str | None = None
     container: str | None = None
     user: str | None = None
+    pin: Mapping[str, Pin] | None = None
     place: "Place"
 
 

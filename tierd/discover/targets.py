@@ -30,7 +30,7 @@ from tierd.errors import ConfigError
 from tierd.kernel import process
 from tierd.kernel.proc_events import ENDED
 from tierd.kernel.process import Process
-from tierd.model import Pid
+from tierd.model import Pid, Pin
 
 SCAN_COST = 100
 """All processes are looked at again after so many times what it took."""
@@ -201,6 +201,28 @@ def check_targets(
         raise ConfigError(problems)
 
 
+def pins_by_name(found: Process, rules: Sequence[TargetConfig]) -> dict[str, Pin]:
+    """Returns how mappings of a target are pinned, by their names; of two rules the later holds."""
+    pins: dict[str, Pin] = {}
+    for rule in rules:
+        if rule.pin and (
+            _Marks.of(rule).match(found) if rule.pid is None else rule.pid == found.pid
+        ):
+            pins |= rule.pin
+    return pins
+
+
+class _Marked(Protocol):
+    """What rules ask of a process."""
+
+    @property
+    def command(self) -> str | None: ...
+    @property
+    def cgroup(self) -> str | None: ...
+    @property
+    def user_id(self) -> int | None: ...
+
+
 @dataclass(frozen=True)
 class _Look:
     """What rules ask of a process, read when it is asked for."""
@@ -243,7 +265,7 @@ class _Marks:
     def of(cls, rule: TargetConfig) -> "_Marks":
         return cls(rule, None if rule.user is None else _user_id(rule.user))
 
-    def match(self, look: _Look) -> bool:
+    def match(self, look: _Marked) -> bool:
         rule = self.rule
         return (
             (rule.command is None or look.command == rule.command)

@@ -22,7 +22,7 @@ mm/mempolicy.c. A process that has gone, or goes while it is read, is None. Samp
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -161,6 +161,23 @@ def read_mapped(pid: Pid, root: Path = Path("/")) -> NDArray[np.void] | None:
     return _join((start, end) for start, end, of_process in mappings if of_process)
 
 
+def read_named(
+    pid: Pid, names: Container[str], root: Path = Path("/")
+) -> list[tuple[int, int, str]]:
+    """Reads the mappings of these names: start, end and name, in ascending order.
+
+    A name is what stands last in /proc/PID/maps: the path of a mapped file, [heap], [stack], or
+    [anon:...] as prctl(2) sets it (PR_SET_VMA_ANON_NAME).
+
+    Raises:
+        UnexpectedContent: /proc/PID/maps is not as documented.
+        PermissionError: without PTRACE_MODE_READ on the process.
+    """
+    path = _folder(pid, root) / "maps"
+    lines = ((line, _mapping_name(line)) for line in text.lines(path, _MAPS_BYTES))
+    return [(*_parse_mapping(path, line), name) for line, name in lines if name in names]
+
+
 def read_locked(process: Process, root: Path = Path("/")) -> NDArray[np.void] | None:
     """Reads the addresses locked by mlock(2) (dtype RANGE): VmFlags `lo`, also of locks on fault.
 
@@ -238,6 +255,12 @@ def _parse_mapping(path: Path, line: bytes) -> tuple[int, int]:
     if match is None:
         raise text.UnexpectedContent(path, line.decode(errors="replace"), "a mapping")
     return int(match[1], 16), int(match[2], 16)
+
+
+def _mapping_name(line: bytes) -> str:
+    """Returns what a mapping is of, "" for nothing that has a name."""
+    fields = line.rstrip(b"\n").split(None, 5)
+    return os.fsdecode(fields[5]) if len(fields) > 5 else ""
 
 
 def _locked_ranges(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, int]]:
