@@ -27,7 +27,7 @@ def build(name: str) -> Path:
         return program
     program.parent.mkdir(parents=True, exist_ok=True)
     scratch = program.with_name(f".{name}.{os.getpid()}")
-    subprocess.run(["gcc", *FLAGS, source, "-o", scratch], check=True)
+    subprocess.run(["gcc", *FLAGS, source, "-o", scratch, "-lm"], check=True)
     return scratch.rename(program)
 
 
@@ -43,6 +43,8 @@ class Sample:
     cold_pages: int
     cold_on_slow: int
     absent: int
+    hit_ratio: float
+    """The share of the accesses that went to pages on fast nodes."""
 
     @property
     def hot_share(self) -> float:

@@ -3,20 +3,25 @@
  * A program that knows nothing of memory tiers: a buffer, of which a window is hot.
  *
  *   hotset [--mib N] [--node N] [--hot-mib N] [--hot-offset-mib N] [--share PERCENT] [--stride]
- *          [--move-every SECONDS] [--seconds N] [--cpu N] [--fast-nodes LIST] [--no-waker]
- *          [--verify]
+ *          [--sweep | --zipf EXPONENT] [--move-every SECONDS] [--seconds N] [--cpu N]
+ *          [--fast-nodes LIST] [--no-waker] [--verify]
  *
  * The buffer is filled on the given node, under a memory policy that doesn't outlast the filling.
  * Then cache lines of it are read, changed and written at random: SHARE percent of the accesses go to
  * the hot window, the rest anywhere in the buffer; with --stride the window is every second page of
- * twice its range. SIGUSR1, or --move-every, moves the window on by its range, and around the
- * buffer's end. SIGTERM, SIGINT or --seconds end it.
+ * twice its range, with --sweep the rest goes through the buffer from its start to its end, again and
+ * again. With --zipf the page of rank r gets a share of all accesses that is proportional to
+ * r^-EXPONENT, pages have their ranks at random, and the first ones count as the hot window. SIGUSR1,
+ * or --move-every, moves the window on by its range, and around the buffer's end; of ranks the
+ * hottest change places with the next ones. SIGTERM, SIGINT or --seconds end it.
  *
  * Each second it prints a line of JSON; where the pages are it asks of move_pages(2), and which
  * nodes count as fast it is told by --fast-nodes (0 by default):
  *
  *   {"t": 3.0, "ops_per_s": 612345, "window": 0, "hot_pages": 2048, "hot_on_fast": 2048,
- *    "cold_pages": 14336, "cold_on_slow": 14336, "absent": 0}
+ *    "cold_pages": 14336, "cold_on_slow": 14336, "absent": 0, "hit_ratio": 0.9}
+ *
+ * hit_ratio is the share of the second's accesses that went to pages that are on fast nodes now.
  *
  * Each word holds its index and the count of its changes, combined so that a word that was lost, or
  * put elsewhere, shows. --verify checks all of them at the end: 1 is the exit status of damage.
@@ -31,6 +36,7 @@
 #include <getopt.h>
 #include <inttypes.h>
 #include <linux/mempolicy.h>
+#include <math.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -60,12 +66,25 @@ struct options {
 	uint64_t fast_nodes;
 	double move_every_s;
 	double duration_s;
+	double zipf;
 	int node;
 	int share;
 	int cpu;
 	bool stride;
+	bool sweep;
 	bool verify;
 	bool waker;
+};
+
+/*
+ * Draws ranks with given shares in constant time: Walker's alias method. A rank drawn evenly is kept
+ * if a second number is below its bound, else its alias is taken.
+ */
+struct ranks {
+	uint32_t *bound;
+	uint32_t *alias;
+	uint32_t *page; /* of a rank */
+	uint32_t *rank; /* of a page */
 };
 
 struct hotset {
@@ -74,12 +93,16 @@ struct hotset {
 	uint64_t word_count;
 	uint64_t page_size;
 	uint64_t hot_offset;
+	uint64_t swept; /* lines */
 	uint64_t random;
+	uint32_t *accesses; /* of each page since the last report */
+	struct ranks ranks; /* with --zipf */
 	unsigned int window;
 };
 
 struct census {
 	uint64_t hot_pages, hot_on_fast, cold_pages, cold_on_slow, absent;
+	uint64_t accesses, hits;
 };
 
 static volatile sig_atomic_t stop, move;
@@ -178,6 +201,95 @@ static uint64_t hot_page_count(const struct hotset *set)
 	return set->options.hot_size / set->page_size;
 }
 
+static void *numbers(uint64_t count)
+{
+	void *made = calloc(count, sizeof(uint32_t));
+
+	if (!made)
+		error(2, errno, "calloc");
+	return made;
+}
+
+static void place(struct ranks *ranks, uint32_t rank, uint32_t page)
+{
+	ranks->page[rank] = page;
+	ranks->rank[page] = rank;
+}
+
+/* Gives ranks to pages at random. */
+static void shuffle(struct hotset *set)
+{
+	struct ranks *ranks = &set->ranks;
+	uint64_t count = page_count(set);
+
+	for (uint64_t rank = 0; rank < count; rank++)
+		place(ranks, rank, rank);
+	for (uint64_t rank = count - 1; rank > 0; rank--) {
+		uint64_t other = below(&set->random, rank + 1);
+		uint32_t page = ranks->page[rank];
+
+		place(ranks, rank, ranks->page[other]);
+		place(ranks, other, page);
+	}
+}
+
+/* Pairs each rank that is drawn too often with ones that are drawn too seldom (Vose). */
+static void make_aliases(struct hotset *set)
+{
+	struct ranks *ranks = &set->ranks;
+	uint64_t count = page_count(set), few = 0, many = count;
+	double *share = calloc(count, sizeof(*share)), total = 0;
+	uint32_t *todo = numbers(count);
+
+	if (!share)
+		error(2, errno, "calloc");
+	for (uint64_t rank = 0; rank < count; rank++)
+		total += share[rank] = pow(rank + 1, -set->options.zipf);
+	for (uint64_t rank = 0; rank < count; rank++) {
+		share[rank] *= count / total;
+		todo[share[rank] < 1 ? few++ : --many] = rank;
+	}
+	while (few > 0 && many < count) {
+		uint32_t low = todo[--few], high = todo[many];
+
+		ranks->bound[low] = share[low] * UINT32_MAX;
+		ranks->alias[low] = high;
+		share[high] -= 1 - share[low];
+		if (share[high] < 1) {
+			many++;
+			todo[few++] = high;
+		}
+	}
+	/* What is left has a share of one, but for rounding. */
+	while (few > 0)
+		ranks->bound[todo[--few]] = UINT32_MAX;
+	while (many < count)
+		ranks->bound[todo[many++]] = UINT32_MAX;
+	free(todo);
+	free(share);
+}
+
+static void make_ranks(struct hotset *set)
+{
+	uint64_t count = page_count(set);
+
+	set->ranks = (struct ranks){ .bound = numbers(count),
+				     .alias = numbers(count),
+				     .page = numbers(count),
+				     .rank = numbers(count) };
+	shuffle(set);
+	make_aliases(set);
+}
+
+static uint32_t draw_page(struct hotset *set)
+{
+	uint32_t rank = below(&set->random, page_count(set));
+
+	if (next_random(&set->random) >> 32 > set->ranks.bound[rank])
+		rank = set->ranks.alias[rank];
+	return set->ranks.page[rank];
+}
+
 /* The distance of hot pages from each other. */
 static uint64_t hot_step(const struct hotset *set)
 {
@@ -196,25 +308,48 @@ static bool is_hot(const struct hotset *set, uint64_t page)
 	uint64_t first = set->hot_offset / set->page_size;
 	uint64_t distance = (page + page_count(set) - first) % page_count(set);
 
+	if (set->options.zipf)
+		return set->ranks.rank[page] < hot_page_count(set);
 	return distance % hot_step(set) == 0 && distance / hot_step(set) < hot_page_count(set);
+}
+
+/* The hottest pages and as many of the next ones change places. */
+static void move_ranks(struct hotset *set)
+{
+	uint64_t hot = hot_page_count(set);
+
+	for (uint64_t rank = 0; rank < hot && rank + hot < page_count(set); rank++) {
+		uint32_t page = set->ranks.page[rank];
+
+		place(&set->ranks, rank, set->ranks.page[rank + hot]);
+		place(&set->ranks, rank + hot, page);
+	}
 }
 
 static void move_window(struct hotset *set)
 {
 	uint64_t range = set->options.hot_size * hot_step(set);
 
+	if (set->options.zipf)
+		move_ranks(set);
 	set->hot_offset = (set->hot_offset + range) % set->options.size;
 	set->window++;
 }
 
 static uint64_t choose_line(struct hotset *set)
 {
+	uint64_t lines = set->word_count / WORDS_PER_LINE;
 	uint64_t lines_per_page = set->page_size / LINE_BYTES;
 	uint64_t page;
 
-	if (below(&set->random, 100) >= (uint64_t)set->options.share)
-		return below(&set->random, set->word_count / WORDS_PER_LINE);
-	page = hot_page(set, below(&set->random, hot_page_count(set)));
+	if (set->options.zipf)
+		page = draw_page(set);
+	else if (below(&set->random, 100) < (uint64_t)set->options.share)
+		page = hot_page(set, below(&set->random, hot_page_count(set)));
+	else if (set->options.sweep)
+		return set->swept++ % lines;
+	else
+		return below(&set->random, lines);
 	return page * lines_per_page + below(&set->random, lines_per_page);
 }
 
@@ -223,6 +358,7 @@ static void touch(struct hotset *set, uint64_t count)
 	while (count--) {
 		uint64_t first = choose_line(set) * WORDS_PER_LINE;
 
+		set->accesses[first * sizeof(*set->words) / set->page_size]++;
 		for (uint64_t index = first; index < first + WORDS_PER_LINE; index++)
 			set->words[index] = changed(index, set->words[index]);
 	}
@@ -234,6 +370,8 @@ static void count_page(const struct hotset *set, uint64_t page, int node, struct
 	bool fast = node >= 0 && set->options.fast_nodes >> node & 1;
 
 	census->absent += node < 0;
+	census->accesses += set->accesses[page];
+	census->hits += fast ? set->accesses[page] : 0;
 	if (is_hot(set, page)) {
 		census->hot_pages++;
 		census->hot_on_fast += fast;
@@ -263,17 +401,19 @@ static struct census take_census(const struct hotset *set)
 	return census;
 }
 
-static void report(const struct hotset *set, double elapsed_s, double ops_per_s)
+static void report(struct hotset *set, double elapsed_s, double ops_per_s)
 {
 	struct census census = take_census(set);
 
 	printf("{\"t\": %.2f, \"ops_per_s\": %.0f, \"window\": %u, "
 	       "\"hot_pages\": %" PRIu64 ", \"hot_on_fast\": %" PRIu64 ", "
 	       "\"cold_pages\": %" PRIu64 ", \"cold_on_slow\": %" PRIu64 ", "
-	       "\"absent\": %" PRIu64 "}\n",
+	       "\"absent\": %" PRIu64 ", \"hit_ratio\": %.4f}\n",
 	       elapsed_s, ops_per_s, set->window, census.hot_pages, census.hot_on_fast,
-	       census.cold_pages, census.cold_on_slow, census.absent);
+	       census.cold_pages, census.cold_on_slow, census.absent,
+	       (double)census.hits / census.accesses);
 	fflush(stdout);
+	memset(set->accesses, 0, page_count(set) * sizeof(*set->accesses));
 }
 
 /* Works for a second and returns the accesses per second. */
@@ -419,6 +559,12 @@ static void set_option(struct options *options, int option, char *value, const c
 	case 'p':
 		options->stride = true;
 		break;
+	case 'S':
+		options->sweep = true;
+		break;
+	case 'z':
+		options->zipf = number(value, name, 10);
+		break;
 	case 'v':
 		options->verify = true;
 		break;
@@ -443,6 +589,8 @@ static void parse(int argc, char **argv, struct options *options)
 		{ "move-every", required_argument, NULL, 'e' },
 		{ "seconds", required_argument, NULL, 't' },
 		{ "stride", no_argument, NULL, 'p' },
+		{ "sweep", no_argument, NULL, 'S' },
+		{ "zipf", required_argument, NULL, 'z' },
 		{ "verify", no_argument, NULL, 'v' },
 		{ "no-waker", no_argument, NULL, 'w' },
 		{ 0 },
@@ -461,6 +609,8 @@ static void check(const struct options *options)
 
 	if (!options->hot_size || range > options->size)
 		error(2, 0, "the hot window does not fit into the buffer");
+	if (options->zipf && (options->stride || options->sweep))
+		error(2, 0, "--zipf leaves nothing to stride or to sweep");
 	if (options->hot_offset >= options->size)
 		error(2, 0, "the hot window does not start in the buffer");
 }
@@ -487,6 +637,9 @@ int main(int argc, char **argv)
 	if (set.options.waker)
 		waker = start_waker();
 	handle_signals();
+	set.accesses = numbers(page_count(&set));
+	if (set.options.zipf)
+		make_ranks(&set);
 	allocate(&set);
 	work(&set);
 	if (waker)
