@@ -9,7 +9,7 @@ from pathlib import Path
 
 from guests.guest import Guest
 from guests.tiering import FOLDER, ballast, tierd
-from guests.workloads import Sample, hotset
+from guests.workloads import hotset
 
 WINDOW_MIB, BUFFER_MIB, FREE_MIB, SHARE = 64, 256, 90, 98
 RECORDING = f"{FOLDER}/window.tierd"
@@ -44,7 +44,7 @@ def record(guest: Guest, path: Path, seconds: float) -> list[Measured]:
                 samples += load.samples(seconds / 2)
         path.write_bytes(guest.read(RECORDING))
     return [
-        Measured(at_s=begun_s + s.t, hit_ratio=hit_ratio(s), ops_per_s=s.ops_per_s) for s in samples
+        Measured(at_s=begun_s + s.t, hit_ratio=s.hit_ratio, ops_per_s=s.ops_per_s) for s in samples
     ]
 
 
@@ -53,9 +53,3 @@ def mean_hit_ratio(measured: Sequence[Measured], begun_s: float, ended_s: float)
     during = [second for second in measured if begun_s + 1 <= second.at_s <= ended_s]
     accesses = sum(second.ops_per_s for second in during)
     return sum(second.hit_ratio * second.ops_per_s for second in during) / accesses
-
-
-def hit_ratio(sample: Sample) -> float:
-    """The share of the accesses that went to fast memory."""
-    cold_on_fast = 1 - sample.cold_on_slow / sample.cold_pages
-    return (SHARE * sample.hot_share + (100 - SHARE) * cold_on_fast) / 100
