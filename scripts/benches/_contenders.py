@@ -66,7 +66,7 @@ def tunables(guest: Guest, values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def by_kernel(guest: Guest) -> Iterator[None]:
-    with tunables(guest, {BALANCING: "2", DEMOTION: "true"}):
+    with tunables(guest, {BALANCING: "2", DEMOTION: "true"}), damon_stat(guest, "N"):
         yield
 
 
