@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,8 @@ class Sample:
     absent: int
     hit_ratio: float
     """The share of the accesses that went to pages on fast nodes."""
+    hot_ratio: float
+    """The share that went to hot pages, wherever they are."""
 
     @property
     def hot_share(self) -> float:
@@ -53,7 +55,7 @@ class Sample:
 
 
 class Hotset:
-    """A hotset that runs in a guest."""
+    """A hotset that runs in a guest, or a program that reports as it does."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -89,15 +91,28 @@ def hotset(guest: Guest, *options: str) -> Iterator[Hotset]:
     Raises:
         CommandFailed: it, or the verification, failed.
     """
+    with reporting(guest, [*hotset_command(guest), *options]) as running:
+        yield running
+
+
+def hotset_command(guest: Guest) -> list[str]:
+    """How hotset is run on a guest's last CPU, without what it is to do there."""
     fast = ",".join(map(str, guest.facts.fast))
     cpu = str(guest.topology.cpus - 1)
-    process = guest.start(
-        [build("hotset"), "--cpu", cpu, "--fast-nodes", fast, "--verify", *options]
-    )
-    running = Hotset(process)
+    return [str(build("hotset")), "--cpu", cpu, "--fast-nodes", fast, "--verify"]
+
+
+@contextmanager
+def reporting(guest: Guest, argv: Sequence[str]) -> Iterator[Hotset]:
+    """Runs a program that reports as hotset does.
+
+    Raises:
+        CommandFailed: it failed.
+    """
+    running = Hotset(guest.start(argv))
     try:
         yield running
     finally:
         done = running.stop()
     if done.rc != 0:
-        raise CommandFailed(f"hotset ended with {done.rc}: {done.stderr}")
+        raise CommandFailed(f"{argv[0]} ended with {done.rc}: {done.stderr}")

@@ -19,9 +19,11 @@
  * nodes count as fast it is told by --fast-nodes (0 by default):
  *
  *   {"t": 3.0, "ops_per_s": 612345, "window": 0, "hot_pages": 2048, "hot_on_fast": 2048,
- *    "cold_pages": 14336, "cold_on_slow": 14336, "absent": 0, "hit_ratio": 0.9}
+ *    "cold_pages": 14336, "cold_on_slow": 14336, "absent": 0, "hit_ratio": 0.9,
+ *    "hot_ratio": 0.9}
  *
- * hit_ratio is the share of the second's accesses that went to pages that are on fast nodes now.
+ * hit_ratio is the share of the second's accesses that went to pages that are on fast nodes now, and
+ * hot_ratio that which went to the hot window, wherever it is.
  *
  * Each word holds its index and the count of its changes, combined so that a word that was lost, or
  * put elsewhere, shows. --verify checks all of them at the end: 1 is the exit status of damage.
@@ -102,7 +104,7 @@ struct hotset {
 
 struct census {
 	uint64_t hot_pages, hot_on_fast, cold_pages, cold_on_slow, absent;
-	uint64_t accesses, hits;
+	uint64_t accesses, hits, hot_accesses;
 };
 
 static volatile sig_atomic_t stop, move;
@@ -375,6 +377,7 @@ static void count_page(const struct hotset *set, uint64_t page, int node, struct
 	if (is_hot(set, page)) {
 		census->hot_pages++;
 		census->hot_on_fast += fast;
+		census->hot_accesses += set->accesses[page];
 	} else {
 		census->cold_pages++;
 		census->cold_on_slow += node >= 0 && !fast;
@@ -408,10 +411,11 @@ static void report(struct hotset *set, double elapsed_s, double ops_per_s)
 	printf("{\"t\": %.2f, \"ops_per_s\": %.0f, \"window\": %u, "
 	       "\"hot_pages\": %" PRIu64 ", \"hot_on_fast\": %" PRIu64 ", "
 	       "\"cold_pages\": %" PRIu64 ", \"cold_on_slow\": %" PRIu64 ", "
-	       "\"absent\": %" PRIu64 ", \"hit_ratio\": %.4f}\n",
+	       "\"absent\": %" PRIu64 ", \"hit_ratio\": %.4f, \"hot_ratio\": %.4f}\n",
 	       elapsed_s, ops_per_s, set->window, census.hot_pages, census.hot_on_fast,
 	       census.cold_pages, census.cold_on_slow, census.absent,
-	       (double)census.hits / census.accesses);
+	       (double)census.hits / census.accesses,
+	       (double)census.hot_accesses / census.accesses);
 	fflush(stdout);
 	memset(set->accesses, 0, page_count(set) * sizeof(*set->accesses));
 }
