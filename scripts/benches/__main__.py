@@ -27,20 +27,41 @@ NAMES = sorted(
 @click.option(
     "--json", "file", type=click.Path(path_type=Path), help="Write the figures there too."
 )
-def main(names: tuple[str, ...], file: Path | None) -> None:
+@click.option("--only", multiple=True, help="A part of the bench, such as a load; can be repeated.")
+@click.option("--seconds", type=click.IntRange(10), help="How long each part takes.")
+def main(
+    names: tuple[str, ...], file: Path | None, only: tuple[str, ...], seconds: int | None
+) -> None:
     """Measure, print each figure beside its bound, and exit 1 when one is missed.
 
-    A value is the median of several rounds, between the lowest and the highest of them.
+    A value is the median of several rounds, between the lowest and the highest of them. Of the
+    benches the shootout alone has parts, its loads and its contenders.
     """
+    chosen = choices(names, only, seconds)
     machine = describe_machine()
     print("  ".join(machine.values()))
-    results = {name: measure(name) for name in names}
+    results = {name: measure(name, **chosen) for name in names}
     if file is not None:
         file.write_text(json.dumps({**machine, "figures": as_json(results)}, indent=2) + "\n")
     missed = sum(not figure.holds for figures in results.values() for figure in figures)
     if missed:
         print(f"{missed} of the bounds missed")
     sys.exit(missed > 0)
+
+
+def choices(
+    names: tuple[str, ...], only: tuple[str, ...], seconds: int | None
+) -> dict[str, object]:
+    """What is passed on to a bench of parts."""
+    given: dict[str, object] = {
+        **({"only": only} if only else {}),
+        **({"seconds": seconds} if seconds else {}),
+    }
+    for name in names if given else ():
+        parts = getattr(importlib.import_module(f"benches.{name}"), "PARTS", ())
+        if not parts or not set(only) <= set(parts):
+            raise click.UsageError(f"{name} has these parts: {', '.join(parts) or 'none'}")
+    return given
 
 
 def describe_machine() -> dict[str, str]:
@@ -63,10 +84,10 @@ def _cpu_model() -> str:
     return platform.machine()
 
 
-def measure(name: str) -> list[Figure]:
+def measure(name: str, **chosen: object) -> list[Figure]:
     """Runs one benchmark and prints its figures."""
-    figures: list[Figure] = importlib.import_module(f"benches.{name}").run()
-    width = max(len(figure.name) for figure in figures)
+    figures: list[Figure] = importlib.import_module(f"benches.{name}").run(**chosen)
+    width = max((len(figure.name) for figure in figures), default=0)
     for figure in figures:
         print(f"{name}  {figure.name:{width}}  {verdict(figure)}", flush=True)
     return figures

@@ -2,172 +2,205 @@
 """Tierd beside the kernel's own tiering, damo's, none at all, and memory that is all fast.
 
 Each in turn with each load, in one slow-node guest, whose slow node is as fast as the other: what
-counts is which accesses went to the fast node, not how fast they were. A load begins on the slow
-node; its program tells each second where its accesses went. `moved` is the kernel's count of pages
-that were migrated, `CPU` that of tierd and of the kernel's threads of memory; what the kernel does
-in the program's faults shows in its accesses a second alone.
+counts is which accesses went to the fast node, not how fast they were, and throughput can only be
+lost. A load begins on the slow node, with an empty page cache and its contender at work; its
+programs tell each second where their accesses went. `moved` is the kernel's count of pages that
+were migrated, whoever's they are.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import statistics
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from typing import TypeVar
 
 from guests.boot import boot
 from guests.guest import REPOSITORY, Guest
 from guests.kernels import Kernel
-from guests.tiering import ballast, counter
+from guests.tiering import FOLDER as GUEST_FOLDER
+from guests.tiering import ballast
 from guests.topology import slow_node
-from guests.workloads import Sample, hotset
+from guests.workloads import Hotset, Sample
+from matplotlib.figure import Figure as Picture
 
-from benches._contenders import CONTENDERS, Contender, cpu_s
+from benches._contenders import CONTENDERS, Contender
+from benches._costs import Costs
+from benches._loads import LOAD, PLACED, Load, loads, make_database
+from benches._runs import Run, least_pages, second
 from benches.figure import Figure
-from tierd.cli.pictures import new_figure, save_figure
 
 FOLDER = REPOSITORY / ".out" / "shootout"
-SECONDS = 90
-ARRIVED = 0.95
+SECONDS = 40
+FIRST_SAMPLE_S = 300
+PAGES_PER_MIB = 256
+
 LEAST_OF_NOTHING = 0.97
 """Of the accesses a second that nothing at all has."""
+RIVALS = ("kernel", "damo", "nothing")
+
+PARTS = (*(load.name for load in loads(SECONDS)), *(one.name for one in CONTENDERS))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """A hotset, and what fast memory there is for it, some 19 MiB of headroom among that."""
-
-    name: str
-    options: str
-    free_mib: int
-
-
-LOADS = (
-    Load(name="window", options="--mib 256 --hot-mib 64 --share 98 --move-every 30", free_mib=120),
-    Load(name="zipf", options="--mib 192 --hot-mib 48 --zipf 0.99", free_mib=80),
-    Load(name="sparse", options="--mib 128 --hot-mib 48 --share 98 --stride", free_mib=80),
-    Load(name="scan", options="--mib 256 --hot-mib 48 --share 90 --sweep", free_mib=80),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A load under a contender."""
-
-    load: str
-    contender: str
-    samples: Sequence[Sample]
-    moved_pages: int
-    cpu_percent: float
-
-    @property
-    def hit_ratio(self) -> float:
-        return statistics.mean(sample.hit_ratio for sample in self.samples)
-
-    @property
-    def ops_per_s(self) -> float:
-        return statistics.mean(sample.ops_per_s for sample in self.samples)
-
-    @property
-    def arrived_s(self) -> float:
-        """Seconds until the hot pages were fast, the median of the windows; inf for never."""
-        windows = sorted({sample.window for sample in self.samples})
-        return statistics.median(map(self._arrived_s, windows))
-
-    def _arrived_s(self, window: int) -> float:
-        of_it = [sample for sample in self.samples if sample.window == window]
-        there = (s.t - of_it[0].t for s in of_it if s.hot_share >= ARRIVED)
-        return next(there, math.inf)
-
-
-def run() -> list[Figure]:
+def run(only: Collection[str] = (), seconds: int = SECONDS) -> list[Figure]:
+    """Tries all loads and contenders, or those of them that are named."""
     subprocess.run([REPOSITORY / "scripts" / "setup", "vm"], check=True)
     FOLDER.mkdir(parents=True, exist_ok=True)
+    make_database()
+    wanted = named(loads(seconds), only)
+    runs = []
     with boot(slow_node(), Kernel.LATEST) as guest:
-        runs = [tried(guest, load, contender) for load in LOADS for contender in CONTENDERS]
-    (FOLDER / "runs.json").write_text(json.dumps([asdict(run) for run in runs]) + "\n")
-    figures = []
-    for load in LOADS:
-        of_load = {run.contender: run for run in runs if run.load == load.name}
-        draw(load, list(of_load.values()))
-        figures += compare(load, of_load)
-    return figures
+        for load in wanted:
+            for contender in named(CONTENDERS, only):
+                runs.append(tried(guest, load, contender, seconds))
+                print(row(runs[-1]), file=sys.stderr, flush=True)
+            keep(wanted, runs)
+    print("\n".join([HEAD, *map(row, runs)]), flush=True)
+    return [figure for load in wanted for figure in compare(load, by_contender(load, runs))]
 
 
-def tried(guest: Guest, load: Load, contender: Contender) -> Run:
-    """Runs a load, and shows how it went."""
-    node = "0" if contender.has_all_fast else "1"
+Part = TypeVar("Part", Load, Contender)
+
+
+def named(parts: Iterable[Part], only: Collection[str]) -> list[Part]:
+    """Those that are named, or all where none is."""
+    every = list(parts)
+    return [part for part in every if part.name in only] or every
+
+
+def by_contender(load: Load, runs: Iterable[Run]) -> dict[str, Run]:
+    return {run.contender: run for run in runs if run.load == load.name}
+
+
+def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
+    """Runs a load for so many seconds of its own time."""
+    node = guest.facts.fast[0] if contender.has_all_fast else guest.facts.slow[0]
+    groups = [f"/sys/fs/cgroup/{group}" for group in (LOAD, *PLACED)]
+    guest.run(["mkdir", "-p", GUEST_FOLDER, *groups])
+    guest.run(["sh", "-c", "sync; echo 3 > /proc/sys/vm/drop_caches"])
     with ExitStack() as stack:
         stack.enter_context(contender.placing(guest))
         if not contender.has_all_fast:
             stack.enter_context(ballast(guest, 0, load.free_mib))
-        program = stack.enter_context(hotset(guest, *load.options.split(), "--node", node))
-        program.sample(timeout=300)
-        before = counter(guest, "pgmigrate_success"), cpu_s(guest)
-        samples = list(program.samples(SECONDS))
-        moved = counter(guest, "pgmigrate_success") - before[0]
-        percent = (cpu_s(guest) - before[1]) / (samples[-1].t - samples[0].t) * 100
-    done = Run(
+        programs = load.programs(guest, node, stack)
+        before = Costs.of(guest)
+        samples = sampled(programs, seconds)
+        moved_pages, cpu_percent = Costs.of(guest).since(before)
+    return Run(
         load=load.name,
         contender=contender.name,
-        samples=samples,
-        moved_pages=moved,
-        cpu_percent=percent,
+        seconds=tuple(map(second, samples)),
+        moved_pages=moved_pages,
+        least_pages=least_pages(samples[0], samples[-1], load.free_mib * PAGES_PER_MIB),
+        cpu_percent=cpu_percent,
     )
-    print(
-        f"{load.name:8} {contender.name:8} hits {done.hit_ratio:6.1%}  "
-        f"95 % after {done.arrived_s:5.1f} s  {done.ops_per_s:8,.0f} accesses/s  "
-        f"moved {moved:7,} pages  CPU {percent:4.1f} %",
-        flush=True,
-    )
-    return done
 
 
-def compare(load: Load, runs: dict[str, Run]) -> list[Figure]:
-    """Tierd against the best of the others."""
-    own, nothing = runs["tierd"], runs["nothing"]
-    others = [runs[name] for name in ("nothing", "kernel", "damo")]
-    hits = own.hit_ratio - max(other.hit_ratio for other in others)
-    figures = [
+def sampled(programs: Sequence[Hotset], seconds: int) -> list[list[Sample]]:
+    """The samples of all programs, from when each has told the first."""
+    for program in programs:
+        program.sample(timeout=FIRST_SAMPLE_S)
+    first, *others = programs
+    return [[sample, *(other.sample() for other in others)] for sample in first.samples(seconds)]
+
+
+def compare(load: Load, runs: Mapping[str, Run]) -> list[Figure]:
+    """Each tierd against the best of the others, where those ran."""
+    ours = [contender.name for contender in CONTENDERS if contender.is_ours]
+    if not all(name in runs for name in RIVALS):
+        return []
+    others = [runs[name] for name in RIVALS]
+    return [
+        figure
+        for name in ours
+        if name in runs
+        for figure in (*placing(load, runs[name], others), *costs(load, runs[name], others))
+    ]
+
+
+def placing(load: Load, own: Run, others: Sequence[Run]) -> list[Figure]:
+    """How well and how soon memory was placed."""
+    what = f"{load.name}, {own.contender}"
+    best = max(other.hit_ratio for other in others)
+    return [
+        Figure.of_rounds(f"{what}: hits in fast memory", [own.hit_ratio * 100], "%"),
         Figure.of_rounds(
-            f"{load.name}: hits beyond the best of the others", [hits * 100], "points", at_least=0
+            f"{what}: hits beyond the best of the others",
+            [(own.hit_ratio - best) * 100],
+            "points",
+            at_least=0,
         ),
         Figure.of_rounds(
-            f"{load.name}: accesses a second, of those with nothing at all",
-            [own.ops_per_s / nothing.ops_per_s],
+            f"{what}: until 95 % of the hits of the hot set",
+            [own.arrived_s],
+            "s",
+            at_most=min(other.arrived_s for other in others),
+        ),
+    ]
+
+
+def costs(load: Load, own: Run, others: Sequence[Run]) -> list[Figure]:
+    """What that took."""
+    what = f"{load.name}, {own.contender}"
+    nothing = next(other for other in others if other.contender == "nothing")
+    return [
+        Figure.of_rounds(
+            f"{what}: accesses a second, of those with nothing at all",
+            [own.throughput_of(nothing)],
             "times",
             at_least=LEAST_OF_NOTHING,
         ),
-        Figure.of_rounds(f"{load.name}: pages moved", [float(own.moved_pages)], "pages"),
-    ]
-    soonest = min(other.arrived_s for other in others)
-    return [
-        *figures,
         Figure.of_rounds(
-            f"{load.name}: until 95 % of the hot pages are fast",
-            [own.arrived_s],
-            "s",
-            at_most=soonest,
+            f"{what}: pages moved, of the least",
+            [own.moved_times],
+            "times",
+            at_most=load.most_moved,
         ),
+        Figure.of_rounds(f"{what}: CPU beside the load's", [own.cpu_percent], "% core"),
     ]
 
 
-def draw(load: Load, runs: Sequence[Run]) -> None:
-    """Draws the share of accesses that went to fast memory, over time."""
-    figure, axes = new_figure()
-    for run in runs:
-        begun_s = run.samples[0].t
-        axes.plot(
-            [sample.t - begun_s for sample in run.samples],
-            [sample.hit_ratio * 100 for sample in run.samples],
-            label=run.contender,
-        )
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("% of the accesses in fast memory")
-    axes.set_ylim(0, 102)
-    axes.set_title(f"{load.name}: hotset {load.options}", fontsize="medium")
-    axes.legend()
-    save_figure(figure, FOLDER / f"{load.name}.png")
+HEAD = (
+    "| load | contender | hits | until 95 % | accesses/s | pages moved | of the least | CPU |\n"
+    "|---|---|---|---|---|---|---|---|"
+)
+
+
+def row(run: Run) -> str:
+    """A line of the table."""
+    arrived = f"{run.arrived_s:.1f} s" if run.has_arrived else "never"
+    accesses = " + ".join(f"{ops:,.0f}" for ops in run.ops_per_s)
+    return (
+        f"| {run.load} | {run.contender} | {run.hit_ratio:.1%} | {arrived} | {accesses} "
+        f"| {run.moved_pages:,} | {run.moved_times:.2f} | {run.cpu_percent:.0f} % |"
+    )
+
+
+def keep(wanted: Sequence[Load], runs: Sequence[Run]) -> None:
+    """Leaves every second of every run, and a picture, in case a later one fails."""
+    (FOLDER / "runs.json").write_text(json.dumps([asdict(run) for run in runs]) + "\n")
+    draw(wanted, runs)
+
+
+def draw(wanted: Sequence[Load], runs: Sequence[Run]) -> None:
+    """Draws the share of accesses that went to fast memory, over time, a panel for each load."""
+    rows = (len(wanted) + 1) // 2
+    picture = Picture(figsize=(10, 2.8 * rows + 0.4), layout="constrained")
+    panels = picture.subplots(rows, 2, squeeze=False).flat
+    for load, panel in zip(wanted, panels, strict=False):
+        for name, run in by_contender(load, runs).items():
+            times = [second.t - run.seconds[0].t for second in run.seconds]
+            panel.plot(times, [s.hit_ratio * 100 for s in run.seconds], label=name)
+        panel.set_ylim(0, 102)
+        panel.set_title(f"{load.name}: {load.told}", fontsize="x-small")
+    picture.supxlabel("seconds", fontsize="small")
+    picture.supylabel("% of the accesses in fast memory", fontsize="small")
+    picture.legend(
+        *picture.axes[0].get_legend_handles_labels(), ncols=5, loc="outside upper center"
+    )
+    for panel in picture.axes[len(wanted) :]:
+        panel.remove()
+    picture.savefig(FOLDER / "hits.png", dpi=80)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A load under a contender: what it did each second, and what that comes to."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from guests.workloads import Sample
+
+ARRIVED = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Second:
+    """A second of all programs of a load."""
+
+    t: float
+    window: int
+    ops_per_s: tuple[float, ...]
+    """Of each program."""
+    hit_ratio: float
+    """The share of all accesses that went to fast memory."""
+    hot_ratio: float
+    """The share that went to hot memory, and so the least that a good placement hits."""
+
+    @property
+    def has_arrived(self) -> bool:
+        return self.hit_ratio >= ARRIVED * self.hot_ratio
+
+
+def second(samples: Sequence[Sample]) -> Second:
+    """What each program tells of a second, taken together."""
+    total = sum(sample.ops_per_s for sample in samples)
+    return Second(
+        t=samples[0].t,
+        window=sum(sample.window for sample in samples),
+        ops_per_s=tuple(sample.ops_per_s for sample in samples),
+        hit_ratio=sum(s.hit_ratio * s.ops_per_s for s in samples) / total,
+        hot_ratio=sum(s.hot_ratio * s.ops_per_s for s in samples) / total,
+    )
+
+
+def least_pages(first: Sequence[Sample], last: Sequence[Sample], room_pages: int) -> int:
+    """Pages that have to be moved to have each hot window in fast memory, and all it holds now.
+
+    What was hot before makes way where there is no room for it.
+    """
+    windows = [1 + end.window - start.window for start, end in zip(first, last, strict=True)]
+    hot = sum(end.hot_pages * count for end, count in zip(last, windows, strict=True))
+    held = sum(s.hot_on_fast + s.cold_pages - s.cold_on_slow - s.absent for s in last)
+    return max(hot + max(0, hot - room_pages), held)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A load under a contender."""
+
+    load: str
+    contender: str
+    seconds: tuple[Second, ...]
+    moved_pages: int
+    least_pages: int
+    cpu_percent: float
+
+    @property
+    def hit_ratio(self) -> float:
+        return statistics.mean(second.hit_ratio for second in self.seconds)
+
+    @property
+    def ops_per_s(self) -> tuple[float, ...]:
+        """The mean of each program."""
+        each = zip(*(second.ops_per_s for second in self.seconds), strict=True)
+        return tuple(statistics.mean(ops) for ops in each)
+
+    @property
+    def moved_times(self) -> float:
+        """What was moved, of the least."""
+        return self.moved_pages / self.least_pages
+
+    @property
+    def arrived_s(self) -> float:
+        """Seconds until the hits were there, the mean of the windows.
+
+        A window in which they never were counts with its length.
+        """
+        windows = sorted({second.window for second in self.seconds})
+        return statistics.mean(self._arrived_s(window) for window in windows)
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether they were there in each window."""
+        there = {second.window for second in self.seconds if second.has_arrived}
+        return there == {second.window for second in self.seconds}
+
+    def _arrived_s(self, window: int) -> float:
+        of_it = [second for second in self.seconds if second.window == window]
+        there = (second.t for second in of_it if second.has_arrived)
+        return next(there, of_it[-1].t) - of_it[0].t
+
+    def throughput_of(self, other: Run) -> float:
+        """Its accesses a second, of another's: those of the program that fared worst."""
+        pairs = zip(self.ops_per_s, other.ops_per_s, strict=True)
+        return min(own / of_other for own, of_other in pairs)
