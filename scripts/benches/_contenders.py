@@ -19,9 +19,7 @@ RULE = """
 numa_balancing = "ignore"
 [policy]
 latency_gap_ns = 400.0  # moves take an emulated CPU twenty times as long
-""" + "".join(
-    f'[[target]]\ncgroup = "/{group}"\n[[tenant]]\ncgroup = "/{group}"\n' for group in PLACED
-)
+""" + "".join(f'[[target]]\ncgroup = "/{group}"\n' for group in PLACED)
 
 BALANCING = "/proc/sys/kernel/numa_balancing"
 DEMOTION = "/sys/kernel/mm/numa/demotion_enabled"

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 from guests.guest import REPOSITORY, Guest, Process
@@ -31,8 +31,12 @@ DATABASE_MIB = 96
 ON_HOST = REPOSITORY / ".out" / "shootout" / "scan.db"
 IN_GUEST = f"{FOLDER}/scan.db"
 
-Programs = Callable[[Guest, int, ExitStack], list[Hotset]]
-"""Starts them in a guest, with memory on a node, until the stack is closed."""
+Room = AbstractContextManager[None]
+Programs = Callable[[Guest, int, Room, ExitStack], list[Hotset]]
+"""Starts them in a guest, with memory on a node, until the stack is closed.
+
+Before anything is accessed, fast memory is made as small as the room that is to be had.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +116,8 @@ def make_database() -> None:
 def _hotsets(*options: str) -> Programs:
     """A hotset with each of these options, in cgroups of their own."""
 
-    def start(guest: Guest, node: int, stack: ExitStack) -> list[Hotset]:
+    def start(guest: Guest, node: int, room: Room, stack: ExitStack) -> list[Hotset]:
+        stack.enter_context(room)
         commands = [
             within(group, [*hotset_command(guest), "--node", f"{node}", *words.split()])
             for group, words in zip(PLACED, options, strict=False)
@@ -122,14 +127,16 @@ def _hotsets(*options: str) -> Programs:
     return start
 
 
-def _redis(guest: Guest, node: int, stack: ExitStack) -> list[Hotset]:
+def _redis(guest: Guest, node: int, room: Room, stack: ExitStack) -> list[Hotset]:
     """A client that reads keys by Zipf's law, its server filled."""
     server = stack.enter_context(_server(guest))
     fill = ["debug", "populate", f"{KEYS}", "key", f"{VALUE_BYTES}"]
     guest.run(["redis-cli", "-s", SOCKET, *fill], timeout=120)
-    # A memory policy would last, and the kernel's balancing leaves alone what has one.
+    # A memory policy would last, and the kernel's balancing leaves alone what has one. And room is
+    # short only from here on: else what must be on the fast node does not fit beside the values.
     others = ",".join(str(one) for one in guest.facts.fast + guest.facts.slow if one != node)
     guest.run(["migratepages", f"{server.pid}", others, f"{node}"], timeout=120)
+    stack.enter_context(room)
     reads = [SOCKET, server.pid, KEYS, VALUE_BYTES, EXPONENT, HOT_KEYS, guest.facts.fast[0]]
     client = [*_on_last_cpu(guest), str(build("redis_reads")), *map(str, reads)]
     return [stack.enter_context(reporting(guest, within(LOAD, client)))]
@@ -151,14 +158,14 @@ def _server(guest: Guest) -> Iterator[Process]:
         server.wait()
 
 
-def _cache_and_scan(guest: Guest, node: int, stack: ExitStack) -> list[Hotset]:
+def _cache_and_scan(guest: Guest, node: int, room: Room, stack: ExitStack) -> list[Hotset]:
     """A cache, and a scan of a database whose file is in memory, mapped."""
     guest.run(["numactl", f"--preferred={node}", "cp", ON_HOST, IN_GUEST], timeout=300)
     stack.callback(guest.run, ["rm", IN_GUEST])
     scan = [*_on_last_cpu(guest), "python3", SCAN, IN_GUEST, f"{guest.facts.fast[0]}"]
     start_cache = _hotsets("--mib 96 --hot-mib 32 --share 95")
-    scanning = stack.enter_context(reporting(guest, within(PLACED[1], scan)))
-    return [*start_cache(guest, node, stack), scanning]
+    caches = start_cache(guest, node, room, stack)
+    return [*caches, stack.enter_context(reporting(guest, within(PLACED[1], scan)))]
 
 
 def _on_last_cpu(guest: Guest) -> list[str]:

@@ -14,7 +14,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from typing import TypeVar
 
@@ -83,9 +83,9 @@ def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
     guest.run(["sh", "-c", "sync; echo 3 > /proc/sys/vm/drop_caches"])
     with ExitStack() as stack:
         stack.enter_context(contender.placing(guest))
-        if not contender.has_all_fast:
-            stack.enter_context(ballast(guest, 0, load.free_mib))
-        programs = load.programs(guest, node, stack)
+        fast = guest.facts.fast[0]
+        room = nullcontext() if contender.has_all_fast else ballast(guest, fast, load.free_mib)
+        programs = load.programs(guest, node, room, stack)
         before = Costs.of(guest)
         samples = sampled(programs, seconds)
         moved_pages, cpu_percent = Costs.of(guest).since(before)
