@@ -81,7 +81,8 @@ def test_a_killed_daemon_is_undone_at_the_next_start(guest: Guest, as_it_was: Fo
             killed.process.signal(signal.SIGKILL)
             killed.process.wait()
         left = footprint(guest)
-        assert [slot.target for slot in left.slots if slot.kdamond] == [load.pid]
+        # One more may be at a look at single pages.
+        assert {slot.target for slot in left.slots if slot.kdamond} == {load.pid}
         assert left.status
 
         with started(guest) as next_one:
