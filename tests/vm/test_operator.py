@@ -49,7 +49,7 @@ def test_an_operator_sees_and_steers(guest: Guest) -> None:
     with hotset(guest, *options) as load, tierd(guest, settings=RULE) as running:
         until(load, running, lambda: load.sample().hot_share >= 0.95)
         sockets_are_for_whom_they_should_be(guest)
-        what_is_hot_is_explained(guest, load)
+        until(load, running, lambda: is_explained(guest, load))
         the_screens_show_it(guest, load)
         a_pause_holds(guest, load)
         the_figures_agree(guest, before)
@@ -108,11 +108,12 @@ def sockets_are_for_whom_they_should_be(guest: Guest) -> None:
     assert "nothing is here" in refused.stdout
 
 
-def what_is_hot_is_explained(guest: Guest, load: Hotset) -> None:
+def is_explained(guest: Guest, load: Hotset) -> bool:
+    """Tells whether what is known by now is what is so: most accesses go to fast memory."""
     told = asked(guest, f"/v1/targets/{load.pid}")
     fast, slow = (tier["name"] for tier in asked(guest, "/v1/status")["tiers"])
-    assert told["rate"][fast] > told["rate"][slow]
-    assert told["why"]["it is too cold to win back the cost of a move"] > MIB << 19
+    too_cold = told["why"].get("it is too cold to win back the cost of a move", 0)
+    return bool(told["rate"][fast] > told["rate"][slow] and too_cold > MIB << 19)
 
 
 def a_pause_holds(guest: Guest, load: Hotset) -> None:
