@@ -15,6 +15,7 @@ from guests.tiering import tierd
 from benches._loads import PLACED
 
 RULE = """
+zoom = true  # in [damon], which stands before this
 [conflicts]
 numa_balancing = "ignore"
 [policy]

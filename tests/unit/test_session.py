@@ -587,7 +587,7 @@ def looking(open_session: Open, target: Target, monkeypatch: pytest.MonkeyPatch)
     """A session whose looks are over at once, and see REGIONS."""
     monkeypatch.setattr(zoom, "POLL_S", 0.0)
     monkeypatch.setattr(zoom, "RingReader", FakeRing)
-    sampled = open_session()
+    sampled = open_session(zoom=True)
     sampled.watch(Pid(target.pid))
     FakeRing.waiting = [snapshot(3.0)]
     return sampled
@@ -649,7 +649,7 @@ def test_where_damon_knows_no_fixed_ranges_nothing_is_looked_at(
 def test_without_the_tracepoint_or_leave_nothing_is_looked_at(
     open_session: Open, target: Target
 ) -> None:
-    assert not open_session(zoom=False).can_zoom
+    assert not open_session().can_zoom
 
 
 def test_more_is_looked_at_as_long_as_that_is_cheap(clock: Clock) -> None:

@@ -13,6 +13,7 @@ FOUND, FIND_S = 0.9, 300
 LEAST_SAMPLES = 64
 
 RULE = """
+zoom = true  # in [damon], which stands before this
 [[target]]
 command = "hotset"
 [policy]

@@ -60,7 +60,7 @@ class DamonConfig:
     min_regions: int = 100
     max_regions: int = 1000
     cpu_percent: float = 2.0
-    zoom: bool = True
+    zoom: bool = False
     take_over: bool = False
 
 
