@@ -3,19 +3,18 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tierd.config import Config
-from tierd.decide.guard import Guard, judge, promotable
-from tierd.decide.heat import ceiling, fold, score
+from tierd.decide.guard import judge, promotable
+from tierd.decide.heat import ceiling, fold
 from tierd.decide.latency import Latencies, Way, closed, take_in
-from tierd.decide.magnify import is_unequal, magnify
-from tierd.decide.pins import NO_PINS, add, by_name, cut_at, merge, remove, within
-from tierd.decide.placement import is_hot, plan
+from tierd.decide.pins import NO_PINS, add, by_name, remove, within
+from tierd.decide.placement import plan
 from tierd.decide.settle import settle, unsettle
 from tierd.decide.zoom import most_doubtful
 from tierd.discover.targets import pins_by_name
@@ -24,17 +23,12 @@ from tierd.errors import NotFound, TierdError
 from tierd.kernel.process import Process
 from tierd.machine import Machine
 from tierd.model import (
-    MAX_TIERS,
     PAGE_BYTES,
-    PIECE,
-    PIN_CODE,
     Accesses,
-    Flags,
     Pid,
     Pin,
     Plan,
     Policy,
-    Rank,
     Report,
     Target,
     Tier,
@@ -45,11 +39,9 @@ from tierd.observe.events import event
 from tierd.observe.flows import OTHERS, Flows, MoveCost, summary
 from tierd.sample.sampler import Sampler
 from tierd.tiers import numa
+from tierd.watched import Watched
 
 log = logging.getLogger("tierd")
-
-STALE_AGGREGATIONS = 4
-"""Without a snapshot for so many aggregations a target's memory is left where it is."""
 
 FIRST_PAGES = 512
 """So many pages are moved before the cost of a move is known."""
@@ -59,66 +51,6 @@ LOOK_COST = 100
 """Reading a target's mappings is repeated after so many times what it took."""
 
 LOOK_AGAIN_S = 2.0
-
-ZOOM_WAIT_MOST_S = 60.0
-"""Between two looks at single pages of a target whose pages were alike again and again."""
-
-
-@dataclass(slots=True)
-class Watched:
-    """A target and what is known of it."""
-
-    process: Process
-    pieces: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, PIECE))
-    accesses: Accesses | None = None
-    mapped: NDArray[np.void] | None = None
-    look_at_s: float = 0.0
-    zooms_in_vain: int = 0
-    """How often in a row all pages of a range were found alike."""
-    zoom_at_s: float = 0.0
-    """From when on its single pages may be looked at again."""
-    pin: Pin | None = None
-    """Of what neither of these ranges has."""
-    pins: NDArray[np.void] = field(default_factory=lambda: NO_PINS)
-    """Ranges that an operator has pinned (dtype PINNED)."""
-    named: NDArray[np.void] = field(default_factory=lambda: NO_PINS)
-    """Ranges that the configuration pins, by the names of their mappings; `pins` hold first."""
-    guard: Guard = field(default_factory=Guard)
-
-    def resident_bytes(self) -> NDArray[np.float64]:
-        """Returns what it has on each tier."""
-        length = self.pieces["end"] - self.pieces["start"]
-        return np.asarray((length[:, None] * self.pieces["resident"]).sum(axis=0), np.float64)
-
-    def pinned_bytes(self) -> Mapping[str, int]:
-        """Returns how much of it is in pinned ranges."""
-        pins = merge(self.pins, self.named)
-        size = (pins["end"] - pins["start"]).astype(np.int64)
-        return {str(pin): int(size[pins["pin"] == code].sum()) for pin, code in PIN_CODE.items()}
-
-    def cut_at_pins(self) -> tuple[Flags, Flags]:
-        """Tells which pieces are pinned to the fastest tier, and which where they are.
-
-        Where ranges are pinned, it cuts the pieces at their edges first.
-        """
-        pins = merge(self.pins, self.named)
-        if not len(pins):
-            return self.pin is Pin.FASTEST, self.pin is Pin.HERE
-        self.pieces, code = cut_at(self.pieces, pins)
-        if self.pin is not None:
-            code[code == 0] = PIN_CODE[self.pin]
-        return code == PIN_CODE[Pin.FASTEST], code == PIN_CODE[Pin.HERE]
-
-    def take_zoomed(self, accesses: Accesses, policy: Policy) -> None:
-        """Takes in a look at single pages; the next waits ever longer while these are alike."""
-        self.pieces = magnify(self.pieces, accesses, policy)
-        self.zooms_in_vain = 0 if is_unequal(accesses) else self.zooms_in_vain + 1
-        wait_s = min(ZOOM_WAIT_MOST_S, 2.0 ** min(self.zooms_in_vain, 10) - 1)
-        self.zoom_at_s = accesses.at_s + wait_s
-
-    def is_fresh(self, now_s: float) -> bool:
-        seen = self.accesses
-        return seen is not None and now_s - seen.at_s < STALE_AGGREGATIONS * seen.aggregation_s + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +83,7 @@ class Daemon:
         sampler: watches processes.
         mover: makes moves, None to decide only.
         machine: tells of processes and of memory.
-        tell: is given the status after each round; None where nobody wants it.
+        tell: is told of each round's end, and of the room before its moves; None for nobody.
         record: is given what a round has seen, before it decides; None likewise.
     """
 
@@ -163,7 +95,7 @@ class Daemon:
         sampler: Sampler,
         mover: Moves | None,
         machine: Machine,
-        tell: Callable[[dict[str, Any]], None] | None,
+        tell: Callable[["Daemon", Sequence[TierRoom]], None] | None,
         record: Callable[[Round], None] | None = None,
     ) -> None:
         self.config, self.topology, self.sampler, self.mover = config, topology, sampler, mover
@@ -250,7 +182,7 @@ class Daemon:
         self.round_s = self.machine.monotonic() - begin_s
         self.rounds_s += self.round_s
         if self.tell is not None:
-            self.tell(self._status(rooms))
+            self.tell(self, rooms)
 
     def _as_seen(self, now_s: float, seen: Sequence[Accesses], rooms: Sequence[TierRoom]) -> Round:
         return Round(
@@ -469,12 +401,13 @@ class Daemon:
         before = self.closed
         self.closed = closed(before, [room.loaded_cycles for room in rooms])
         for way in sorted(self.closed - before):
-            log.warning("%s", self._why_closed(way, rooms), extra=event("tier.loaded"))
+            log.warning("%s", self.why_closed(way, rooms), extra=event("tier.loaded"))
         for upper, lower in sorted(before - self.closed):
             names = self.names[lower], self.names[upper]
             log.info("moves up from %s to %s go on", *names, extra=event("tier.relieved"))
 
-    def _why_closed(self, way: Way, rooms: Sequence[TierRoom]) -> str:
+    def why_closed(self, way: Way, rooms: Sequence[TierRoom]) -> str:
+        """Says why nothing is moved up that way now."""
         (upper, lower), names = way, self.names
         return (
             f"{names[upper]} answers in {rooms[upper].loaded_cycles:.0f} cycles, {names[lower]} in "
@@ -584,117 +517,3 @@ class Daemon:
         for index, pid in enumerate(report.plan.pids):
             watched = self.watched[pid]
             watched.pieces = settle(watched.pieces, report, index, self.policy(), now_s=now_s)
-
-    # Observe
-
-    def _status(self, rooms: list[TierRoom]) -> dict[str, Any]:
-        flows = self.flows
-        return {
-            "mode": str(self.config.policy.mode),
-            "paused": self.paused,
-            "rounds": self.rounds,
-            "rounds_s": round(self.rounds_s, 3),
-            "round_ms": round(self.round_s * 1e3, 2),
-            "tiers": [
-                self._tier_status(*pair) for pair in zip(self.topology.tiers, rooms, strict=True)
-            ],
-            "targets": [self.target_status(watched) for watched in self.watched.values()],
-            "tenants": self._tenants_status(),
-            "moved": [
-                {"from": source, "to": destination, "pages": count}
-                for (source, destination), count in sorted(flows.moved.items())
-            ],
-            "refused": {o.label: count for o, count in sorted(flows.refused.items())},
-            "flows": [
-                {
-                    "tenant": flow.tenant,
-                    "source": flow.source,
-                    "destination": flow.destination,
-                    "direction": str(flow.direction),
-                    "outcome": flow.outcome.label,
-                    "pages": count,
-                }
-                for flow, count in sorted(flows.pages.items())
-            ],
-            "kept": {str(why): size for why, size in flows.kept.items()},
-            "sampler": self._sampler_status(),
-            "page_cost_ns": round(self.cost.page_ns, 1),
-            "notes": [
-                *self.topology.warnings,
-                *self.unwatched.values(),
-                *filter(None, [self.stalls]),
-                *(self._why_closed(way, rooms) for way in sorted(self.closed)),
-            ],
-        }
-
-    def _tenants_status(self) -> list[dict[str, Any]]:
-        """Tells what each tenant may have and has, where there are any but one."""
-        tenants = self.tenants.all
-        if len(tenants) == 1:
-            return []
-        has = np.zeros((len(tenants), MAX_TIERS))
-        for watched in self.watched.values():
-            has[self.tenants.index(watched.process.cgroup)] += watched.resident_bytes()
-        known = len(self.shares) == len(tenants)
-        all_shares = self.shares if known else np.zeros((len(tenants), 0))
-        return [
-            {
-                "name": tenant.name,
-                "class": str(tenant.class_),
-                "weight": tenant.weight,
-                "guaranteed": {self.names[r]: s for r, s in tenant.guaranteed_bytes.items()},
-                "maximum": {self.names[r]: s for r, s in tenant.maximum_bytes.items()},
-                "share": {self.names[Rank(r)]: int(size) for r, size in enumerate(shares)},
-                "resident": {self.names[r]: int(has[index, r]) for r in sorted(self.names)},
-            }
-            for index, (tenant, shares) in enumerate(zip(tenants, all_shares, strict=True))
-        ]
-
-    def _sampler_status(self) -> dict[str, Any]:
-        sampler = self.sampler
-        tuning = {str(pid): asdict(tuning) for pid, tuning in sampler.tuning.items()}
-        return {
-            "way": sampler.way,
-            "lost": sampler.losses,
-            "zoomed_pages": sampler.zoomed_pages,
-            "hardware": None if sampler.sampling is None else asdict(sampler.sampling),
-            "tuning": tuning,
-        }
-
-    def _tier_status(self, tier: Tier, room: TierRoom) -> dict[str, Any]:
-        backing = {str(node.backing) for node in self.topology.nodes if node.id in tier.nodes}
-        return {
-            "rank": tier.rank,
-            "name": tier.name,
-            "kind": str(tier.kind),
-            "nodes": list(tier.nodes),
-            "capacity": room.capacity_bytes,
-            "free": room.free_bytes,
-            "headroom": room.headroom_bytes,
-            "backing": sorted(backing),
-            "loads": round(self.latencies.loads_of(tier)),
-            "loaded_cycles": room.loaded_cycles and round(room.loaded_cycles, 1),
-            "closed_to": [self.names[low] for up, low in sorted(self.closed) if up == tier.rank],
-        }
-
-    def target_status(self, watched: Watched) -> dict[str, Any]:
-        """Tells what a target has where, and what of that is hot."""
-        pieces = watched.pieces
-        length = (pieces["end"] - pieces["start"]).astype(np.float64)
-        resident = length[:, None] * pieces["resident"]
-        most = np.inf if watched.accesses is None else ceiling(watched.accesses)
-        hot = is_hot(pieces, most, self.policy())
-        rate = (score(pieces)[:, None] * resident).sum(axis=0)
-        ranks = sorted(self.names)
-        return {
-            "pid": watched.process.pid,
-            "command": watched.process.command,
-            "cgroup": watched.process.cgroup,
-            "pin": watched.pin and str(watched.pin),
-            "pinned": watched.pinned_bytes(),
-            "rests": watched.guard.rests(self.machine.monotonic()),
-            "pieces": len(pieces),
-            "resident": {self.names[rank]: int(resident[:, rank].sum()) for rank in ranks},
-            "hot": {self.names[rank]: int(resident[hot, rank].sum()) for rank in ranks},
-            "rate": {self.names[rank]: round(float(rate[rank]), 1) for rank in ranks},
-        }

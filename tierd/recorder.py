@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from tierd import __version__
 from tierd.config import Config
 from tierd.config.show import as_dict
-from tierd.daemon import Round, Watched
+from tierd.daemon import Round
 from tierd.errors import Conflict, NotFound
 from tierd.model import MAX_TIERS, Accesses, Pid, Tier
 from tierd.observe.events import event
 from tierd.observe.recording import Frame, Kind, encode, new_file, preamble
+from tierd.watched import Watched
 
 log = logging.getLogger("tierd")
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tierd.config import Config
 from tierd.config.check import Document, check
-from tierd.daemon import Daemon, Round, Watched
+from tierd.daemon import Daemon, Round
 from tierd.decide.heat import divided, is_zoomed, overlay, rates
 from tierd.kernel.pressure import Pressure
 from tierd.kernel.process import Process
@@ -40,6 +40,7 @@ from tierd.model import (
 from tierd.observe.moments import Moment, Recording, tiers_of
 from tierd.recorder import used_bytes
 from tierd.sample.tuning import Tuning
+from tierd.watched import Watched
 
 Floats = NDArray[np.float64]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tierd import __version__, config
+from tierd.account import account
 from tierd.api.app import App
 from tierd.api.inbox import Inbox
 from tierd.api.operations import OPERATIONS
@@ -360,7 +361,7 @@ def _set_up(
         sampler=sampler,
         mover=make_mover(settings, topology, free, signals.are_waiting) if may_move else None,
         machine=ThisMachine(finder=finder, free=free.rooms_bytes),
-        tell=lambda account: service.publish(account),
+        tell=lambda daemon, rooms: service.publish(account(daemon, rooms)),
         record=recordings,
     )
     service = Service(

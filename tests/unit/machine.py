@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from tests.unit.replay import MIB, Replay
 from tests.unit.world import BASE, snapshot
+from tierd.account import account
 from tierd.config import Config, Rival
 from tierd.daemon import Daemon
 from tierd.errors import Conflict
@@ -252,7 +253,7 @@ class Machine:
             sampler=sampler,
             mover=self.mover if moves else None,
             machine=self,
-            tell=self.told.append,
+            tell=lambda daemon, rooms: self.told.append(account(daemon, rooms)),
         )
 
     def rounds(self, daemon: Daemon, seconds: float) -> list[int]:

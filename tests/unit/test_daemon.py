@@ -5,7 +5,6 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +32,7 @@ from tests.unit.test_status_file import STATUS
 from tests.unit.world import snapshot
 from tierd.cli.status import as_text
 from tierd.config import Config, MigrateConfig, Mode, PolicyConfig
-from tierd.daemon import FIRST_PAGES, LOOK_AGAIN_S, STALE_AGGREGATIONS, Daemon
+from tierd.daemon import FIRST_PAGES, LOOK_AGAIN_S, Daemon
 from tierd.errors import Conflict
 from tierd.model import (
     PAGE_BYTES,
@@ -47,6 +46,7 @@ from tierd.model import (
     TierKind,
     Topology,
 )
+from tierd.watched import STALE_AGGREGATIONS
 
 
 def budget(mbps: float, mode: Mode = Mode.PLACE) -> Config:
@@ -383,7 +383,7 @@ def test_a_round_that_takes_too_long_is_not_made_up_for(machine: Machine) -> Non
     begun_s: list[float] = []
     daemon = idle_daemon(machine)
 
-    def slow_first(status: dict[str, Any]) -> None:
+    def slow_first(*_: object) -> None:
         begun_s.append(machine.now_s)
         machine.now_s += 3.5 if len(begun_s) == 1 else 0.0
 

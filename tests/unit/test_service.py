@@ -23,6 +23,7 @@ from tests.unit.machine import (
 )
 from tests.unit.test_hits import FakeHardware, pages
 from tierd import config
+from tierd.account import account
 from tierd.api.inbox import Inbox
 from tierd.api.view import View
 from tierd.arbiter import Arbiter
@@ -83,7 +84,7 @@ def service(
         view=View(daemon, history),
         inbox=inbox,
     )
-    daemon.tell = service.publish
+    daemon.tell = lambda daemon, rooms: service.publish(account(daemon, rooms))
     monkeypatch.setattr("tierd.kernel.nodes.read_in_use", lambda node: IN_USE)
     machine.rounds(daemon, 3)
     return service

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 
 from tests.unit import trees
+from tierd.account import account
 from tierd.cli.control import main
 from tierd.config import Config, Place, TenantConfig
 from tierd.config.show import as_dict
@@ -129,7 +130,9 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             machine=ThisMachine(
                 finder=lambda: [found], free=lambda: {NodeId(0): 1 << 30, NodeId(1): 1 << 29}
             ),
-            tell=lambda account: status.publish(tmp_path, {**account, **of_the_service()}),
+            tell=lambda daemon, rooms: status.publish(
+                tmp_path, {**account(daemon, rooms), **of_the_service()}
+            ),
         )
         for _ in range(ROUNDS):
             daemon.round()

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd import __version__
-from tierd.daemon import Daemon, Watched
+from tierd import __version__, account
+from tierd.daemon import Daemon
 from tierd.decide.explain import REASONS, explain
 from tierd.decide.heat import ceiling, concatenate, score
 from tierd.discover.topology import as_document, read_use
@@ -22,6 +22,7 @@ from tierd.model import PAGE_BYTES, PIECE, Pid
 from tierd.observe import metrics
 from tierd.observe.events import History
 from tierd.observe.metrics import Heat
+from tierd.watched import Watched
 
 Document = dict[str, Any]
 
@@ -52,7 +53,7 @@ class View:
         """Tells what of a target is how hot, where it lies, and why it is not elsewhere."""
         watched = self.daemon.target(Pid(pid))
         pins = {"pins": self.daemon.pins(Pid(pid))}
-        return self.daemon.target_status(watched) | pins | self._ranges(watched)
+        return account.target(self.daemon, watched) | pins | self._ranges(watched)
 
     def events(self, *, after: int, most: int) -> Document:
         return {"events": self.history.recent(after=after, most=most)}

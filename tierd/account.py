@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the daemon tells of itself after a round; docs/status.md explains each field."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from tierd.daemon import Daemon
+from tierd.decide.heat import ceiling, score
+from tierd.decide.placement import is_hot
+from tierd.model import MAX_TIERS, Rank, Tier, TierRoom
+from tierd.sample.sampler import Sampler
+from tierd.watched import Watched
+
+
+def account(daemon: Daemon, rooms: Sequence[TierRoom]) -> dict[str, Any]:
+    """Returns the status but for what is the service's.
+
+    Args:
+        daemon: after a round.
+        rooms: the tiers' room before its moves.
+    """
+    flows = daemon.flows
+    return {
+        "mode": str(daemon.config.policy.mode),
+        "paused": daemon.paused,
+        "rounds": daemon.rounds,
+        "rounds_s": round(daemon.rounds_s, 3),
+        "round_ms": round(daemon.round_s * 1e3, 2),
+        "tiers": [_tier(daemon, *pair) for pair in zip(daemon.topology.tiers, rooms, strict=True)],
+        "targets": [target(daemon, watched) for watched in daemon.watched.values()],
+        "tenants": _tenants(daemon),
+        "moved": [
+            {"from": source, "to": destination, "pages": count}
+            for (source, destination), count in sorted(flows.moved.items())
+        ],
+        "refused": {o.label: count for o, count in sorted(flows.refused.items())},
+        "flows": [
+            {
+                "tenant": flow.tenant,
+                "source": flow.source,
+                "destination": flow.destination,
+                "direction": str(flow.direction),
+                "outcome": flow.outcome.label,
+                "pages": count,
+            }
+            for flow, count in sorted(flows.pages.items())
+        ],
+        "kept": {str(why): size for why, size in flows.kept.items()},
+        "sampler": _sampler(daemon.sampler),
+        "page_cost_ns": round(daemon.cost.page_ns, 1),
+        "notes": [
+            *daemon.topology.warnings,
+            *daemon.unwatched.values(),
+            *filter(None, [daemon.stalls]),
+            *(daemon.why_closed(way, rooms) for way in sorted(daemon.closed)),
+        ],
+    }
+
+
+def _tenants(daemon: Daemon) -> list[dict[str, Any]]:
+    """Tells what each tenant may have and has, where there are any but one."""
+    tenants = daemon.tenants.all
+    if len(tenants) == 1:
+        return []
+    has = np.zeros((len(tenants), MAX_TIERS))
+    for watched in daemon.watched.values():
+        has[daemon.tenants.index(watched.process.cgroup)] += watched.resident_bytes()
+    known = len(daemon.shares) == len(tenants)
+    all_shares = daemon.shares if known else np.zeros((len(tenants), 0))
+    return [
+        {
+            "name": tenant.name,
+            "class": str(tenant.class_),
+            "weight": tenant.weight,
+            "guaranteed": {daemon.names[r]: s for r, s in tenant.guaranteed_bytes.items()},
+            "maximum": {daemon.names[r]: s for r, s in tenant.maximum_bytes.items()},
+            "share": {daemon.names[Rank(r)]: int(size) for r, size in enumerate(shares)},
+            "resident": {daemon.names[r]: int(has[index, r]) for r in sorted(daemon.names)},
+        }
+        for index, (tenant, shares) in enumerate(zip(tenants, all_shares, strict=True))
+    ]
+
+
+def _sampler(sampler: Sampler) -> dict[str, Any]:
+    tuning = {str(pid): asdict(tuning) for pid, tuning in sampler.tuning.items()}
+    return {
+        "way": sampler.way,
+        "lost": sampler.losses,
+        "zoomed_pages": sampler.zoomed_pages,
+        "hardware": None if sampler.sampling is None else asdict(sampler.sampling),
+        "tuning": tuning,
+    }
+
+
+def _tier(daemon: Daemon, tier: Tier, room: TierRoom) -> dict[str, Any]:
+    backing = {str(node.backing) for node in daemon.topology.nodes if node.id in tier.nodes}
+    return {
+        "rank": tier.rank,
+        "name": tier.name,
+        "kind": str(tier.kind),
+        "nodes": list(tier.nodes),
+        "capacity": room.capacity_bytes,
+        "free": room.free_bytes,
+        "headroom": room.headroom_bytes,
+        "backing": sorted(backing),
+        "loads": round(daemon.latencies.loads_of(tier)),
+        "loaded_cycles": room.loaded_cycles and round(room.loaded_cycles, 1),
+        "closed_to": [daemon.names[low] for up, low in sorted(daemon.closed) if up == tier.rank],
+    }
+
+
+def target(daemon: Daemon, watched: Watched) -> dict[str, Any]:
+    """Tells what a target has where, and what of that is hot."""
+    pieces = watched.pieces
+    length = (pieces["end"] - pieces["start"]).astype(np.float64)
+    resident = length[:, None] * pieces["resident"]
+    most = np.inf if watched.accesses is None else ceiling(watched.accesses)
+    hot = is_hot(pieces, most, daemon.policy())
+    rate = (score(pieces)[:, None] * resident).sum(axis=0)
+    ranks = sorted(daemon.names)
+    return {
+        "pid": watched.process.pid,
+        "command": watched.process.command,
+        "cgroup": watched.process.cgroup,
+        "pin": watched.pin and str(watched.pin),
+        "pinned": watched.pinned_bytes(),
+        "rests": watched.guard.rests(daemon.machine.monotonic()),
+        "pieces": len(pieces),
+        "resident": {daemon.names[rank]: int(resident[:, rank].sum()) for rank in ranks},
+        "hot": {daemon.names[rank]: int(resident[hot, rank].sum()) for rank in ranks},
+        "rate": {daemon.names[rank]: round(float(rate[rank]), 1) for rank in ranks},
+    }

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A target, and what the daemon knows of it from round to round."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierd.decide.guard import Guard
+from tierd.decide.magnify import is_unequal, magnify
+from tierd.decide.pins import NO_PINS, cut_at, merge
+from tierd.kernel.process import Process
+from tierd.model import PIECE, PIN_CODE, Accesses, Flags, Pin, Policy
+
+STALE_AGGREGATIONS = 4
+"""Without a snapshot for so many aggregations a target's memory is left where it is."""
+
+ZOOM_WAIT_MOST_S = 60.0
+"""Between two looks at single pages of a target whose pages were alike again and again."""
+
+
+@dataclass(slots=True)
+class Watched:
+    """A target and what is known of it."""
+
+    process: Process
+    pieces: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, PIECE))
+    accesses: Accesses | None = None
+    mapped: NDArray[np.void] | None = None
+    look_at_s: float = 0.0
+    zooms_in_vain: int = 0
+    """How often in a row all pages of a range were found alike."""
+    zoom_at_s: float = 0.0
+    """From when on its single pages may be looked at again."""
+    pin: Pin | None = None
+    """Of what neither of these ranges has."""
+    pins: NDArray[np.void] = field(default_factory=lambda: NO_PINS)
+    """Ranges that an operator has pinned (dtype PINNED)."""
+    named: NDArray[np.void] = field(default_factory=lambda: NO_PINS)
+    """Ranges that the configuration pins, by the names of their mappings; `pins` hold first."""
+    guard: Guard = field(default_factory=Guard)
+
+    def resident_bytes(self) -> NDArray[np.float64]:
+        """Returns what it has on each tier."""
+        length = self.pieces["end"] - self.pieces["start"]
+        return np.asarray((length[:, None] * self.pieces["resident"]).sum(axis=0), np.float64)
+
+    def pinned_bytes(self) -> Mapping[str, int]:
+        """Returns how much of it is in pinned ranges."""
+        pins = merge(self.pins, self.named)
+        size = (pins["end"] - pins["start"]).astype(np.int64)
+        return {str(pin): int(size[pins["pin"] == code].sum()) for pin, code in PIN_CODE.items()}
+
+    def cut_at_pins(self) -> tuple[Flags, Flags]:
+        """Tells which pieces are pinned to the fastest tier, and which where they are.
+
+        Where ranges are pinned, it cuts the pieces at their edges first.
+        """
+        pins = merge(self.pins, self.named)
+        if not len(pins):
+            return self.pin is Pin.FASTEST, self.pin is Pin.HERE
+        self.pieces, code = cut_at(self.pieces, pins)
+        if self.pin is not None:
+            code[code == 0] = PIN_CODE[self.pin]
+        return code == PIN_CODE[Pin.FASTEST], code == PIN_CODE[Pin.HERE]
+
+    def take_zoomed(self, accesses: Accesses, policy: Policy) -> None:
+        """Takes in a look at single pages; the next waits ever longer while these are alike."""
+        self.pieces = magnify(self.pieces, accesses, policy)
+        self.zooms_in_vain = 0 if is_unequal(accesses) else self.zooms_in_vain + 1
+        wait_s = min(ZOOM_WAIT_MOST_S, 2.0 ** min(self.zooms_in_vain, 10) - 1)
+        self.zoom_at_s = accesses.at_s + wait_s
+
+    def is_fresh(self, now_s: float) -> bool:
+        seen = self.accesses
+        return seen is not None and now_s - seen.at_s < STALE_AGGREGATIONS * seen.aggregation_s + 1
