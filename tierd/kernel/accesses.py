@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tierd.kernel._errors import check
 from tierd.kernel._shim import ffi, lib
-from tierd.kernel.ring import Decoded, PerfRing, ring_bytes
+from tierd.kernel.ring import Decoded, PerfRing, decoded, ring_bytes
 from tierd.model import Pid
 
 ACCESS = np.dtype(
@@ -87,13 +87,7 @@ def decode(data: bytes, *, head: int, tail: int, into: NDArray[np.void]) -> Deco
         cursor,
         ffi.from_buffer("struct tierd_access[]", into, require_writable=True),
     )
-    return Decoded(
-        records=into[: check(count, "decode")],
-        tail=cursor.tail,
-        lost=cursor.lost,
-        corrupt=cursor.corrupt,
-        throttled=cursor.throttled,
-    )
+    return decoded(into[: check(count, "decode")], cursor)
 
 
 def are_stores(accesses: NDArray[np.void]) -> NDArray[np.bool_]:

@@ -10,7 +10,7 @@ of one aggregation of a target with two regions:
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from tierd.kernel._errors import check
 from tierd.kernel._shim import ffi, lib
 from tierd.model import REGION, Pid
+
+if TYPE_CHECKING:
+    from tierd.kernel._shim import Cursor
 
 RECORD = np.dtype(
     [
@@ -147,8 +150,13 @@ def decode(data: bytes, *, head: int, tail: int, layout: Layout, into: NDArray[n
         cursor,
         ffi.from_buffer("struct tierd_record[]", into, require_writable=True),
     )
+    return decoded(into[: check(count, "decode")], cursor)
+
+
+def decoded(records: NDArray[np.void], cursor: "Cursor") -> Decoded:
+    """Returns records with how far a ring was decoded, and what was amiss in it."""
     return Decoded(
-        records=into[: check(count, "decode")],
+        records=records,
         tail=cursor.tail,
         lost=cursor.lost,
         corrupt=cursor.corrupt,
