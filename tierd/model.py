@@ -395,6 +395,65 @@ class Plan:
     kept_codes: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
 
 
+class Action(StrEnum):
+    """What DAMON does with the regions of a scheme, by the kernel's names."""
+
+    STAT = "stat"
+    """It counts them."""
+    PROMOTE = "migrate_hot"
+    DEMOTE = "migrate_cold"
+
+
+class NodeShare(StrEnum):
+    """A share of a node's memory that DAMON can steer by, by the kernel's names."""
+
+    USED = "node_mem_used_bp"
+    FREE = "node_mem_free_bp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaGoal:
+    """A scheme rests once `what` of `node` is so much of it, in hundredths of a percent."""
+
+    what: NodeShare
+    node: NodeId
+    least_bp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """A scheme moves at most `bytes` in each `interval_ms`, and nothing while its goal is met.
+
+    Where that is not enough for all that match, it goes on where it ended, or where `by_accesses`
+    begins with those that match best.
+    """
+
+    bytes: int
+    interval_ms: int
+    goal: QuotaGoal
+    by_accesses: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """What DAMON is to do with the regions that match.
+
+    `least_accesses` and `most_accesses` are of an aggregation's samples, `least_age` counts
+    aggregations; no `most_accesses` is no limit. `destination` and `quota` are of those that move.
+    """
+
+    action: Action
+    least_accesses: int = 0
+    most_accesses: int | None = None
+    least_age: int = 0
+    destination: NodeId | None = None
+    quota: Quota | None = None
+
+
+COUNT_ALL = Scheme(action=Action.STAT)
+"""Every region, for its tried_regions."""
+
+
 class Outcome(IntEnum):
     """What became of a page of a move. The value indexes Report's counts."""
 
