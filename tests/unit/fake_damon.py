@@ -22,15 +22,34 @@ _CONTEXT = {
     "targets/nr_targets": "0",
     "schemes/nr_schemes": "0",
 }
+_ENDS = ("min", "max")
 _GOAL = ("access_bp", "aggrs", "min_sample_us", "max_sample_us")
-_SCHEME = ("action", *(f"access_pattern/{what}/max" for what in ("sz", "nr_accesses", "age")))
+_STATS = ("nr_tried", "sz_tried", "nr_applied", "sz_applied", "qt_exceeds")
+_SCHEME = (
+    *("action", "target_nid", "quotas/bytes", "quotas/reset_interval_ms", "quotas/goals/nr_goals"),
+    "quotas/weights/nr_accesses_permil",
+    *(f"access_pattern/{what}/{end}" for what in ("sz", "nr_accesses", "age") for end in _ENDS),
+    *(f"stats/{what}" for what in _STATS),
+)
+_SCHEME_OF_LATER_KERNELS = (
+    *("dests/nr_dests", "quotas/goal_tuner", "quotas/fail_charge_num", "quotas/fail_charge_denom"),
+)
+_ACTIONS = ("stat", "pageout", "migrate_hot", "migrate_cold")
+_METRICS = ("user_input", "some_mem_psi_us")
+_METRICS_OF_LATER_KERNELS = ("node_mem_used_bp", "node_mem_free_bp")
 
 
 class FakeDamon:
     """tierd.kernel.tunable.Files over an imagined kernel."""
 
     def __init__(
-        self, root: Path, *, kdamonds: int = 0, goal: bool = True, processes: Iterable[int] = ()
+        self,
+        root: Path,
+        *,
+        kdamonds: int = 0,
+        goal: bool = True,
+        migration: bool = True,
+        processes: Iterable[int] = (),
     ) -> None:
         self.root = root
         self.values: dict[str, str] = {}
@@ -39,7 +58,9 @@ class FakeDamon:
         self.exclusive: dict[str, bool] = {}
         self.busy = 0
         self.writes: list[tuple[str, str]] = []
-        self._goal = goal
+        self.done: dict[tuple[int, int], dict[str, int]] = {}
+        """What a kdamond's scheme has done, by the names in stats/: by slot and scheme."""
+        self._goal, self._migration = goal, migration
         self._next_pid = 400
         self._resize(kdamonds)
         (root / "proc/sys/kernel/random").mkdir(parents=True)
@@ -100,8 +121,14 @@ class FakeDamon:
             edges = [f"{index}/{edge}" for index in range(int(value)) for edge in ("start", "end")]
             self.values |= {name: value} | {prefix + edge: "0" for edge in edges}
         elif name.endswith("/nr_schemes"):
-            self.values[name] = value
-            self.values |= {name.replace("nr_schemes", f"0/{what}"): "0" for what in _SCHEME}
+            self._set_schemes(name, int(value))
+        elif name.endswith(("/nr_goals", "/nr_dests")):
+            self._set_members(name, int(value))
+        elif name.endswith("/target_metric"):
+            later = _METRICS_OF_LATER_KERNELS if self._migration else ()
+            self._choose(name, value, (*_METRICS, *later))
+        elif name.endswith("/action"):
+            self._choose(name, value, _ACTIONS)
         elif name.endswith("/state"):
             self._command(name, value)
         else:
@@ -167,6 +194,33 @@ class FakeDamon:
                 goal = f"{prefix}monitoring_attrs/intervals/intervals_goal/"
                 self.values |= {goal + what: "0" for what in _GOAL}
 
+    def _set_schemes(self, name: str, count: int) -> None:
+        folder = name.removesuffix("nr_schemes")
+        self.values = {k: v for k, v in self.values.items() if not k.startswith(folder)}
+        files = _SCHEME + (_SCHEME_OF_LATER_KERNELS if self._migration else ())
+        self.values |= {f"{folder}{n}/{file}": "0" for n in range(count) for file in files}
+        self.values[name] = str(count)
+
+    def _set_members(self, name: str, count: int) -> None:
+        """Makes the folders of a scheme's goals or destinations."""
+        files = ["id", "weight"]
+        if name.endswith("/nr_goals"):
+            files = ["target_metric", "target_value", *(["nid"] if self._migration else [])]
+        folder = name.rpartition("/")[0]
+        self.values |= {f"{folder}/{n}/{file}": "0" for n in range(count) for file in files}
+        self.values[name] = str(count)
+
+    def _choose(self, name: str, value: str, known: Iterable[str]) -> None:
+        if value not in known:
+            raise self._error(errno.EINVAL, name)
+        self.values[name] = value
+
+    def _tell_done(self, slot: int) -> None:
+        for (of, number), done in self.done.items():
+            folder = f"{ADMIN}/{slot}/contexts/0/schemes/{number}/stats"
+            if of == slot and f"{folder}/nr_tried" in self.values:
+                self.values |= {f"{folder}/{what}": str(count) for what, count in done.items()}
+
     def _target(self, slot: int) -> int:
         return int(self.values[f"{ADMIN}/{slot}/contexts/0/targets/0/pid_target"])
 
@@ -179,6 +233,8 @@ class FakeDamon:
             raise self._error(errno.EPERM if command == "off" else errno.ECANCELED, name)
         elif command == "off":
             del self.running[slot]
+        elif command == "update_schemes_stats":
+            self._tell_done(slot)
 
     def _on(self, slot: int, name: str) -> None:
         if self.values[f"{ADMIN}/{slot}/contexts/nr_contexts"] != "1":

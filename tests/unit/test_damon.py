@@ -3,11 +3,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit import fake_damon
 from tests.unit.fake_damon import ADMIN, FakeDamon
 from tierd.errors import Conflict, TierdError, UnsupportedKernel
 from tierd.kernel import damon
-from tierd.kernel.damon import Admin, ExclusiveUse, Goal, Setup, SlotIndex
-from tierd.model import Pid
+from tierd.kernel.damon import Admin, Applied, ExclusiveUse, Goal, Setup, SlotIndex
+from tierd.model import COUNT_ALL, Action, NodeId, NodeShare, Pid, Quota, QuotaGoal, Scheme
 
 SLOT = SlotIndex(0)
 TARGET = Pid(77)
@@ -167,3 +168,97 @@ def test_what_the_operator_can_mend_is_said(
 
 def test_a_slot_that_is_gone_is_none(admin: Admin) -> None:
     assert admin.slot(SlotIndex(2)) is None
+
+
+PROMOTE = Scheme(
+    action=Action.PROMOTE,
+    least_accesses=6,
+    destination=NodeId(1),
+    quota=Quota(
+        bytes=1 << 20,
+        interval_ms=1000,
+        goal=QuotaGoal(what=NodeShare.USED, node=NodeId(1), least_bp=9800),
+        by_accesses=True,
+    ),
+)
+
+
+def of_a_scheme(fake: FakeDamon, number: int) -> dict[str, str]:
+    folder = f"{ADMIN}/0/contexts/0/schemes/{number}/"
+    found = {k.removeprefix(folder): v for k, v in fake.values.items() if k.startswith(folder)}
+    return {name: value for name, value in found.items() if value != "0"}
+
+
+def test_a_scheme_shows_what_was_set(fake: FakeDamon, admin: Admin) -> None:
+    admin.claim(SLOT, MARK_US)
+    admin.set_schemes(SLOT, [COUNT_ALL, PROMOTE])
+
+    no_end = {
+        "access_pattern/sz/max": "18446744073709551615",
+        "access_pattern/nr_accesses/max": "4294967295",
+        "access_pattern/age/max": "4294967295",
+    }
+    assert of_a_scheme(fake, 0) == {"action": "stat", **no_end}
+    assert of_a_scheme(fake, 1) == {
+        "action": "migrate_hot",
+        **no_end,
+        "access_pattern/nr_accesses/min": "6",
+        "target_nid": "1",
+        "dests/nr_dests": "1",
+        "dests/0/id": "1",
+        "dests/0/weight": "1",
+        "quotas/bytes": "1048576",
+        "quotas/reset_interval_ms": "1000",
+        "quotas/weights/nr_accesses_permil": "1000",
+        "quotas/goals/nr_goals": "1",
+        "quotas/goals/0/target_metric": "node_mem_used_bp",
+        "quotas/goals/0/nid": "1",
+        "quotas/goals/0/target_value": "9800",
+        "quotas/goal_tuner": "temporal",
+        "quotas/fail_charge_num": "1",
+        "quotas/fail_charge_denom": "32",
+    }
+
+    admin.set_schemes(SLOT, [])
+
+    assert of_a_scheme(fake, 1) == {}
+
+
+def test_what_only_some_kernels_tell_of_quotas_is_left_out_elsewhere(
+    fake: FakeDamon, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = ("quotas/goal_tuner", "quotas/fail_charge_num", "quotas/fail_charge_denom")
+    monkeypatch.setattr(fake_damon, "_SCHEME_OF_LATER_KERNELS", ("dests/nr_dests",))
+    admin.claim(SLOT, MARK_US)
+
+    admin.require_migration(SLOT)
+    admin.set_schemes(SLOT, [PROMOTE])
+
+    assert not of_a_scheme(fake, 0).keys() & set(later)
+
+
+def test_a_kernel_that_cannot_place_by_itself_is_told_by_what_it_lacks(tmp_path: Path) -> None:
+    old = FakeDamon(tmp_path, kdamonds=1, migration=False)
+    admin = Admin(tmp_path, old)
+    admin.claim(SLOT, MARK_US)
+
+    with pytest.raises(UnsupportedKernel) as caught:
+        admin.require_migration(SLOT)
+
+    assert str(caught.value) == (
+        "DAMON of this kernel cannot place memory by itself: it has no migration of virtual "
+        "addresses (dests), no goal node_mem_used_bp, no goal node_mem_free_bp"
+    )
+    assert 'engine = "move_pages"' in str(caught.value.hint)
+
+
+def test_what_schemes_have_done_is_read(fake: FakeDamon, admin: Admin) -> None:
+    start(admin)
+    admin.set_schemes(SLOT, [COUNT_ALL, PROMOTE])
+    fake.done[0, 1] = {"nr_tried": 9, "sz_tried": 8192, "nr_applied": 2, "sz_applied": 4096}
+    assert admin.command(SLOT, "update_schemes_stats")
+
+    nothing = Applied(tried_bytes=0, bytes=0, regions=0, over_quota=0)
+    promoted = Applied(tried_bytes=8192, bytes=4096, regions=2, over_quota=0)
+    assert admin.applied(SLOT, 2) == [nothing, promoted]
+    assert admin.applied(SLOT, 3) == [nothing, promoted]

@@ -85,6 +85,14 @@ def test_watermarks_are_read_again_after_a_while(
     assert free.room_bytes(ONE) == room - 10 * PAGE_BYTES
 
 
+def test_what_is_withheld_is_what_room_lacks(root: Path, free: FreeMemory) -> None:
+    room = settle(root)[ONE]
+    zones = [zone for zone in zoneinfo.read_zones(root) if zone.node == ONE]
+    free_bytes = sum(zone.free_pages for zone in zones) * PAGE_BYTES
+    assert free.withheld_bytes(ONE) == free_bytes - room > 0
+    assert free.withheld_bytes(NodeId(7)) == 0
+
+
 def test_node_that_is_not_there(root: Path, free: FreeMemory) -> None:
     settle(root)
     assert free.room_bytes(NodeId(7)) == 0

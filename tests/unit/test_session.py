@@ -20,10 +20,11 @@ from tierd.config import DamonConfig
 from tierd.errors import Conflict, TierdError, UnsupportedKernel
 from tierd.journal import Journal, Kdamond
 from tierd.kernel import damon, process, task, tracepoint
-from tierd.kernel.damon import Admin, ExclusiveUse
+from tierd.kernel.damon import Admin, ExclusiveUse, Setup
 from tierd.kernel.ring import Layout, Snapshot
 from tierd.kernel.tracepoint import Tracepoint
-from tierd.model import REGION, Pid
+from tierd.migrate.schemes import KernelSchemes, Make, make_none
+from tierd.model import REGION, Action, NodeId, NodeShare, Pid, Quota, QuotaGoal, Scheme
 from tierd.sample import governor, kdamonds, session, zoom
 from tierd.sample.kdamonds import SLOTS
 from tierd.sample.session import Session
@@ -682,3 +683,97 @@ def test_a_look_that_sees_nothing_is_given_up(
     looking.zoom(Pid(target.pid), RANGE.start, RANGE.stop, per_page_s=10.0)
     assert looking.poll() == []
     assert looking.can_zoom
+
+
+# Schemes
+
+
+def promote(setup: Setup, targets: int) -> tuple[Scheme, ...]:
+    goal = QuotaGoal(what=NodeShare.USED, node=NodeId(0), least_bp=9800)
+    quota = Quota(bytes=4096 // targets, interval_ms=1000, goal=goal)
+    least = setup.sample_us // 1000
+    return (
+        Scheme(action=Action.PROMOTE, least_accesses=least, destination=NodeId(0), quota=quota),
+    )
+
+
+def with_schemes(fake: FakeDamon, journal: Journal, make: Make = promote) -> Session:
+    kernel = KernelSchemes(Admin(fake.root, fake))
+    kernel.hand(make)
+    return Session(DamonConfig(), journal, schemes=kernel, root=fake.root, files=fake)
+
+
+def of_schemes(fake: FakeDamon, slot: int, name: str) -> str:
+    return fake.values[f"{ADMIN}/{slot}/contexts/0/schemes/{name}"]
+
+
+def test_targets_get_their_schemes_and_nothing_is_left(
+    fake: FakeDamon, journal: Journal, open_session: Open, target: Target
+) -> None:
+    with with_schemes(fake, journal) as sampled, sleeper(fake) as other:
+        sampled.require_schemes()
+        sampled.watch(Pid(target.pid))
+        assert of_schemes(fake, SLOTS - 1, "0/action") == "migrate_hot"
+        assert of_schemes(fake, SLOTS - 1, "0/quotas/bytes") == "4096"
+        sampled.watch(Pid(other.pid))
+        sampled.poll()
+        for slot in (SLOTS - 1, SLOTS - 2):
+            assert of_schemes(fake, slot, "0/quotas/bytes") == "2048"
+
+    assert fake.running == {}
+    assert fake.values == {f"{ADMIN}/nr_kdamonds": "0"}
+    assert journal.changes == {}
+
+
+def test_a_kdamond_that_looks_less_finely_gets_other_schemes(
+    fake: FakeDamon, journal: Journal, open_session: Open, target: Target, clock: Clock
+) -> None:
+    with with_schemes(fake, journal) as sampled:
+        sampled.watch(Pid(target.pid))
+        assert of_schemes(fake, SLOTS - 1, "0/access_pattern/nr_accesses/min") == "20"
+        clock.now_s += governor.JUDGE_S
+        clock.cpu_s += 0.64  # 6.4 % of a core, where 2 are allowed
+
+        for _ in range(2):
+            sampled.poll()
+
+        assert of_schemes(fake, SLOTS - 1, "0/access_pattern/nr_accesses/min") == "28"
+        assert fake.writes[-1] == (f"{ADMIN}/{SLOTS - 1}/state", "commit")
+
+
+def test_read_by_tried_regions_the_schemes_come_behind(
+    fake: FakeDamon,
+    journal: Journal,
+    open_session: Open,
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tracepoint, "find", lambda _: None)
+    with with_schemes(fake, journal) as sampled:
+        sampled.watch(Pid(target.pid))
+
+        actions = [of_schemes(fake, SLOTS - 1, f"{number}/action") for number in (0, 1)]
+        assert actions == ["stat", "migrate_hot"]
+
+
+def test_schemes_that_the_kernel_does_not_know_are_refused_and_leave_nothing(
+    journal: Journal, clock: Clock, tmp_path: Path
+) -> None:
+    old = FakeDamon(tmp_path / "old", migration=False)
+    with (
+        Journal(tmp_path / "other", root=old.root, files=old) as other,
+        with_schemes(old, other) as sampled,
+        pytest.raises(UnsupportedKernel, match="cannot place memory by itself"),
+    ):
+        sampled.require_schemes()
+    assert old.values == {f"{ADMIN}/nr_kdamonds": "0"}
+
+
+def test_while_nothing_is_to_be_moved_there_is_no_scheme(
+    fake: FakeDamon, journal: Journal, open_session: Open, target: Target
+) -> None:
+    with with_schemes(fake, journal, make_none) as sampled:
+        sampled.watch(Pid(target.pid))
+        sampled.poll()
+
+        assert of_schemes(fake, SLOTS - 1, "nr_schemes") == "0"

@@ -24,7 +24,7 @@ The interface belongs to everybody, so four of its habits matter:
 
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from tierd.errors import Conflict, TierdError, UnsupportedKernel
 from tierd.kernel.tunable import Files, KernelFiles
-from tierd.model import PAGE_BYTES, REGION, Pid
+from tierd.model import PAGE_BYTES, REGION, Action, NodeShare, Pid, Quota, Scheme
 
 SlotIndex = NewType("SlotIndex", int)
 T = TypeVar("T")
@@ -43,6 +43,10 @@ T = TypeVar("T")
 LOCK_WAIT_S = 3.0
 """How long others may hold the interface's lock: some commands keep it for an aggregation."""
 LOCK_POLL_S = 0.01
+
+STAYED_CHARGE = 32
+"""What a scheme looks through and leaves counts for its quota with one part of so many, where the
+kernel can tell: about what finding out costs, compared with a move."""
 
 EXCLUSIVE = ("damon_stat", "damon_reclaim", "damon_lru_sort")
 """In-kernel users of DAMON, of which a running one keeps everybody else out, and the reverse."""
@@ -81,6 +85,20 @@ class Setup:
     min_regions: int
     max_regions: int
     goal: Goal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What a scheme has done since its kdamond began.
+
+    Bytes and regions count where something was moved, and `tried_bytes` what was looked through
+    for it: of a region whose pages are where they should be nothing is applied.
+    """
+
+    tried_bytes: int
+    bytes: int
+    regions: int
+    over_quota: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,15 +227,37 @@ class Admin:
         if setup.goal is not None:
             self._set_goal(intervals / "intervals_goal", setup.goal)
 
-    def add_scheme(self, index: SlotIndex) -> None:
-        """Adds a scheme that counts every region and does nothing, for its tried_regions."""
+    def set_schemes(self, index: SlotIndex, schemes: Sequence[Scheme]) -> None:
+        """Writes the slot's schemes, in place of those that are there; see set_up()."""
+        folder = self._context(index) / "schemes"
+        self._write(folder / "nr_schemes", len(schemes))
+        for number, scheme in enumerate(schemes):
+            self._set_scheme(folder / str(number), scheme)
+
+    def require_migration(self, index: SlotIndex) -> None:
+        """Leaves the slot, which must have a context, with a scheme that nobody is to run.
+
+        Raises:
+            UnsupportedKernel: DAMON cannot keep a process's memory between two nodes by itself.
+        """
         schemes = self._context(index) / "schemes"
         self._write(schemes / "nr_schemes", 1)
-        self._write(schemes / "0/action", "stat")
-        pattern = schemes / "0/access_pattern"
-        self._write(pattern / "sz/max", _ULONG_MAX)
-        self._write(pattern / "nr_accesses/max", _UINT_MAX)
-        self._write(pattern / "age/max", _UINT_MAX)
+        missing = list(self._missing_of_migration(schemes / "0"))
+        if missing:
+            raise UnsupportedKernel(
+                f"DAMON of this kernel cannot place memory by itself: it has no "
+                f"{', no '.join(missing)}",
+                hint='set engine = "move_pages" in [migrate], which needs none of this',
+            )
+
+    def applied(self, index: SlotIndex, schemes: int) -> list[Applied]:
+        """Reads what the first so many schemes have done, as of the last update_schemes_stats.
+
+        It is fewer where there are fewer by now.
+        """
+        folder = self._context(index) / "schemes"
+        there = min(schemes, int(self._read(folder / "nr_schemes")))
+        return [self._read_applied(folder / f"{number}/stats") for number in range(there)]
 
     def turn_on(self, index: SlotIndex) -> Pid | None:
         """Starts the slot's kdamond; returns its pid, None when it has stopped again already.
@@ -310,6 +350,70 @@ class Admin:
         self._write(path / "aggrs", goal.aggregations)
         self._write(path / "min_sample_us", goal.min_sample_us)
         self._write(path / "max_sample_us", goal.max_sample_us)
+
+    def _set_scheme(self, folder: Path, scheme: Scheme) -> None:
+        self._write(folder / "action", scheme.action)
+        pattern, most = folder / "access_pattern", scheme.most_accesses
+        self._write(pattern / "sz/max", _ULONG_MAX)
+        self._write(pattern / "nr_accesses/min", scheme.least_accesses)
+        self._write(pattern / "nr_accesses/max", _UINT_MAX if most is None else most)
+        self._write(pattern / "age/min", scheme.least_age)
+        self._write(pattern / "age/max", _UINT_MAX)
+        if scheme.destination is not None:
+            self._write(folder / "target_nid", scheme.destination)
+            # Pages that are there already are isolated for target_nid, and passed by for dests.
+            self._write(folder / "dests/nr_dests", 1)
+            self._write(folder / "dests/0/id", scheme.destination)
+            self._write(folder / "dests/0/weight", 1)
+        if scheme.quota is not None:
+            self._set_quota(folder / "quotas", scheme.quota)
+
+    def _set_quota(self, folder: Path, quota: Quota) -> None:
+        self._write(folder / "bytes", quota.bytes)
+        self._write(folder / "reset_interval_ms", quota.interval_ms)
+        if quota.by_accesses:
+            self._write(folder / "weights/nr_accesses_permil", 1000)
+        self._write(folder / "goals/nr_goals", 1)
+        self._write(folder / "goals/0/target_metric", quota.goal.what)
+        self._write(folder / "goals/0/nid", quota.goal.node)
+        self._write(folder / "goals/0/target_value", quota.goal.least_bp)
+        if self._files.exists(folder / "goal_tuner"):
+            # On or off. The other way, a proportion, begins with a byte and doubles at most.
+            self._write(folder / "goal_tuner", "temporal")
+        if self._files.exists(folder / "fail_charge_denom"):
+            self._write(folder / "fail_charge_num", 1)
+            self._write(folder / "fail_charge_denom", STAYED_CHARGE)
+
+    def _missing_of_migration(self, scheme: Path) -> Iterator[str]:
+        """Names what is not there, trying all that can be tried."""
+        for action in (Action.PROMOTE, Action.DEMOTE):
+            if not self._takes(scheme / "action", action):
+                yield f"action {action}"
+        if not self._files.exists(scheme / "target_nid"):
+            yield "target_nid"
+        # A write of the action tells nothing of virtual addresses: the kdamond would just not move.
+        # They came together with dests (mm/damon/vaddr.c, damos_va_migrate).
+        if not self._files.exists(scheme / "dests/nr_dests"):
+            yield "migration of virtual addresses (dests)"
+        goals = scheme / "quotas/goals"
+        self._takes(goals / "nr_goals", "1")  # there are kernels without any goals
+        for share in NodeShare:
+            if not self._takes(goals / "0/target_metric", share):
+                yield f"goal {share}"
+
+    def _takes(self, path: Path, value: str) -> bool:
+        try:
+            self._write(path, value)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOENT):
+                raise
+            return False
+        return True
+
+    def _read_applied(self, folder: Path) -> Applied:
+        names = ("sz_tried", "sz_applied", "nr_applied", "qt_exceeds")
+        tried, size, regions, over = (int(self._read(folder / name)) for name in names)
+        return Applied(tried_bytes=tried, bytes=size, regions=regions, over_quota=over)
 
     def _on(self, index: SlotIndex) -> None:
         try:

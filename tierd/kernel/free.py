@@ -78,6 +78,16 @@ class FreeMemory:
             return 0
         return max(0, self._free_bytes(node) - self._withheld[node])
 
+    def withheld_bytes(self, node: NodeId) -> int:
+        """Returns what the kernel keeps free of a node; 0 where it has gone.
+
+        Raises:
+            UnexpectedContent: zoneinfo is not as documented.
+        """
+        if self._clock() >= self._good_until_s:
+            self.rooms_bytes()
+        return self._withheld.get(node, 0)
+
     def _free_bytes(self, node: NodeId) -> int:
         path = self._root / f"sys/devices/system/node/node{node}/meminfo"
         try:

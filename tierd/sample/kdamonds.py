@@ -94,6 +94,20 @@ class Kdamonds:
             stack.pop_all()
         return Claimed(slot=slot, entry=entry, change=change)
 
+    def try_out(self, attempt: Callable[[SlotIndex], None]) -> None:
+        """Has something tried in a slot that is set up for it, and emptied again.
+
+        Raises:
+            Conflict: others hold all slots of DAMON; the message says who.
+            UnsupportedKernel: DAMON cannot watch virtual addresses.
+            TierdError: DAMON may not be set up by us.
+        """
+        claimed = self.claim(Pid(0), Operations.VADDR)
+        try:
+            attempt(claimed.slot)
+        finally:
+            self._journal.revert(claimed.entry)
+
     def stop(self, entry: EntryId) -> None:
         """Stops a kdamond and empties its slot, with the next if DAMON is busy now."""
         self._left.append(entry)

@@ -10,11 +10,11 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from tierd.config import DamonConfig
 from tierd.errors import TierdError, UnsupportedKernel
@@ -23,7 +23,7 @@ from tierd.kernel import process, tracepoint
 from tierd.kernel.damon import Admin, Operations, Setup, SlotIndex
 from tierd.kernel.ring import Snapshot
 from tierd.kernel.tunable import Files
-from tierd.model import NO_LOADS, Accesses, Pid
+from tierd.model import COUNT_ALL, NO_LOADS, Accesses, Pid, Scheme
 from tierd.sample import tuning
 from tierd.sample.governor import Governor, Started
 from tierd.sample.kdamonds import Kdamonds, has_exited, no_process
@@ -79,12 +79,41 @@ class Watch:
         )
 
 
+class Schemes(Protocol):
+    """What DAMON is to do in the slots of targets: tierd.migrate.schemes.KernelSchemes."""
+
+    def require(self, slot: SlotIndex) -> None:
+        """Tries in a slot whether DAMON can do it, or raises UnsupportedKernel."""
+        ...
+
+    def set_up(
+        self,
+        slot: SlotIndex,
+        setup: Setup,
+        *,
+        kept: tuple[Scheme, ...],
+        targets: int,
+        now_s: float,
+    ) -> None:
+        """Writes the schemes of a target whose kdamond is about to begin, behind those kept."""
+        ...
+
+    def follow(self, setups: Mapping[SlotIndex, Setup], worker: Executor, now_s: float) -> None:
+        """Has the targets' kdamonds go on as they are sampled now."""
+        ...
+
+    def leave(self, index: SlotIndex) -> None:
+        """Lets go of a slot that is about to be emptied."""
+        ...
+
+
 class Session:
     """A tierd.sample.sampler.Sampler over DAMON.
 
     Args:
         config: intervals, regions, CPU budget, and whether damon_stat may be stopped.
         journal: where changes are recorded.
+        schemes: what DAMON is to do besides; None for nothing.
         root: where `/proc` and `/sys` hang, `/` outside of tests.
         files: how DAMON's files are reached.
 
@@ -97,10 +126,12 @@ class Session:
         config: DamonConfig,
         journal: Journal,
         *,
+        schemes: Schemes | None = None,
         root: Path = Path("/"),
         files: Files | None = None,
     ) -> None:
         self._config = config
+        self._schemes = schemes
         self._admin = Admin(root, files)
         self._admin.check()
         self._kdamonds = Kdamonds(self._admin, journal, take_over=config.take_over)
@@ -144,6 +175,17 @@ class Session:
     def tuning(self) -> Mapping[Pid, Tuning]:
         return {pid: watch.governor.tuning for pid, watch in self._watches.items()}
 
+    def require_schemes(self) -> None:
+        """Has the schemes tried, before there are targets.
+
+        Raises:
+            UnsupportedKernel: DAMON cannot do what they are for.
+            Conflict: others hold all of DAMON's slots.
+            TierdError: DAMON may not be set up by us.
+        """
+        if self._schemes is not None:
+            self._kdamonds.try_out(self._schemes.require)
+
     def watch(self, pid: Pid) -> None:
         """Begins to watch a process; one that is watched already goes on.
 
@@ -170,6 +212,8 @@ class Session:
             self._end_look(self._look)
         self._losses += watch.reader.lost
         watch.close()
+        if self._schemes is not None:
+            self._schemes.leave(watch.started.slot)
         self._kdamonds.stop(watch.started.entry)
 
     def poll(self) -> list[Accesses]:
@@ -177,6 +221,9 @@ class Session:
         now_s = time.monotonic()
         for watch in self._watches.values():
             watch.governor.govern(now_s, self._config.cpu_percent / len(self._watches))
+        if self._schemes is not None:
+            setups = {w.started.slot: w.governor.setup for w in self._watches.values()}
+            self._schemes.follow(setups, self._worker, now_s)
         if self._look is not None and self._look.is_over:
             found += self._end_look(self._look)
         return sorted(found, key=lambda accesses: accesses.at_s)
@@ -279,8 +326,12 @@ class Session:
         setup = tuning.setup(self._limits, thrift=1.0, has_goal=has_goal, mark_us=mark_us)
         self._admin.set_up(slot, setup)
         self._admin.set_target(slot, pid)
-        if self._tracepoint is None:
-            self._admin.add_scheme(slot)
+        kept = (COUNT_ALL,) if self._tracepoint is None else ()
+        if self._schemes is not None:
+            targets, now_s = len(self._watches) + 1, time.monotonic()
+            self._schemes.set_up(slot, setup, kept=kept, targets=targets, now_s=now_s)
+        elif kept:
+            self._admin.set_schemes(slot, kept)
         return setup
 
     def _reader(self, started: Started) -> Reader:
