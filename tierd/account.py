@@ -48,6 +48,7 @@ def account(daemon: Daemon, rooms: Sequence[TierRoom]) -> dict[str, Any]:
             }
             for flow, count in sorted(flows.pages.items())
         ],
+        "schemes": daemon.schemes,
         "kept": {str(why): size for why, size in flows.kept.items()},
         "sampler": _sampler(daemon.sampler),
         "page_cost_ns": round(daemon.cost.page_ns, 1),

@@ -119,6 +119,10 @@ class Daemon:
         self.stalls: str | None = None
         """What the status tells while tasks wait for memory too much for moves up."""
         self.paused = False
+        self.plans = True
+        """Whether moves are decided here, and not by DAMOS (see tierd/handover.py)."""
+        self.schemes: list[dict[str, Any]] = []
+        """What DAMOS has done, for the status."""
         self.yields = False
         """Whether somebody else spends the budget of moves meanwhile, as a drain does."""
 
@@ -174,15 +178,19 @@ class Daemon:
         rooms = self._rooms()
         if self.record is not None:
             self.record(self._as_seen(begin_s, seen, rooms))
-        targets = self._targets(fresh, begin_s)
-        made = self._decide(targets, rooms, begin_s)
-        self._move(made, begin_s)
-        self._zoom(targets, begin_s)
+        if self.plans:
+            self._place(fresh, rooms, begin_s)
         self.rounds += 1
         self.round_s = self.machine.monotonic() - begin_s
         self.rounds_s += self.round_s
         if self.tell is not None:
             self.tell(self, rooms)
+
+    def _place(self, fresh: list[Watched], rooms: list[TierRoom], begin_s: float) -> None:
+        targets = self._targets(fresh, begin_s)
+        made = self._decide(targets, rooms, begin_s)
+        self._move(made, begin_s)
+        self._zoom(targets, begin_s)
 
     def _as_seen(self, now_s: float, seen: Sequence[Accesses], rooms: Sequence[TierRoom]) -> Round:
         return Round(

@@ -22,7 +22,7 @@ from tierd.api.server import Endpoint, serving, tcp_listener, unix_listener
 from tierd.api.sockets import CONTROL, GROUP, MONITOR
 from tierd.api.view import View
 from tierd.arbiter import Arbiter
-from tierd.config import Config, Mode, Place, TargetConfig
+from tierd.config import Config, Engine, Mode, Place, TargetConfig
 from tierd.config.check import was_set as as_set
 from tierd.config.rules import NEEDS_RESTART
 from tierd.config.show import Difference, as_dict, differences
@@ -33,8 +33,10 @@ from tierd.discover.targets import Finder, check_targets
 from tierd.discover.tenants import check_tenants
 from tierd.discover.topology import discover
 from tierd.drains import Drains
-from tierd.errors import TierdError
+from tierd.errors import Conflict, TierdError
+from tierd.handover import USE_MOVE_PAGES, Handover, require_fit
 from tierd.journal import Journal
+from tierd.kernel.damon import Admin
 from tierd.kernel.free import FreeMemory
 from tierd.kernel.proc_events import ProcEvents
 from tierd.kernel.signals import CALL, RELOAD, Signals, caught_signals
@@ -42,6 +44,7 @@ from tierd.kernel.uevents import Uevents
 from tierd.machine import ThisMachine
 from tierd.migrate.limits import LimitsReader
 from tierd.migrate.mover import Mover
+from tierd.migrate.schemes import KernelSchemes
 from tierd.model import NodeId, Pid, Pin, Topology
 from tierd.observe import status
 from tierd.observe.events import History, event
@@ -109,6 +112,8 @@ def run_service(command_line: CommandLine, files: Config, *, for_s: float | None
             stop = signals.stop_asked(wait_s, answers)
             service.follow_memory()
             service.follow_rival()
+            if service.handover is not None:
+                service.handover.go_on()
             return stop
 
         service.daemon.run(stop_asked, for_s=for_s)
@@ -151,6 +156,8 @@ class Service:
     interrupted: Callable[[], bool]
     view: View
     inbox: Inbox
+    handover: Handover | None = None
+    """Where DAMOS moves."""
     was_set: dict[str, dict[str, Any]] = field(default_factory=dict)
     trouble: str | None = None
 
@@ -200,6 +207,8 @@ class Service:
         return {"paused": paused}
 
     def _pin(self, pid: Pid, pin: Pin | None, part: range | None) -> Mapping[str, Any]:
+        if self.handover is not None and pin is not None:
+            raise Conflict("DAMON moves by itself, and knows no pins", hint=USE_MOVE_PAGES)
         self.daemon.pin(pid, pin, part)
         told = {"pid": pid, "pin": pin and str(pin)}
         # Events are for anybody to read, addresses are not.
@@ -286,7 +295,8 @@ class Service:
             "drains": self.drains.accounts(),
         }
         slowly = _SLOWLY if self.sampler.way == "tried_regions" else None
-        amiss = (self.view.history.trouble, self.arbiter.note, slowly)
+        handed = [] if self.handover is None else self.handover.notes()
+        amiss = (self.view.history.trouble, self.arbiter.note, slowly, *handed)
         document["notes"] = [*account["notes"], *(note for note in amiss if note is not None)]
         self.view.account = document
         try:
@@ -346,10 +356,14 @@ def _set_up(
     check_tenants(settings.tenants, topology.tiers)
     arbiter = Arbiter(journal=journal)
     may_move = arbiter.may_move(settings.conflicts.numa_balancing, moves=settings.policy.mode.moves)
-    session = Session(settings.damon, journal)
+    schemes = KernelSchemes(Admin()) if settings.migrate.engine is Engine.DAMOS else None
+    if schemes is not None:
+        require_fit(topology)
+    session = Session(settings.damon, journal, schemes=schemes)
     write_weight = settings.policy.write_weight
     fused = with_hardware(session, settings.hardware, write_weight=write_weight)
     sampler = stack.enter_context(closing(fused))
+    session.require_schemes()
     free = stack.enter_context(FreeMemory())
     for tier in topology.tiers:
         log.info("%s", hotplug.describe(tier))
@@ -386,6 +400,9 @@ def _set_up(
         view=View(daemon, history),
         inbox=Inbox(signals.call),
     )
+    if schemes is not None:
+        service.handover = Handover(daemon=daemon, kernel=schemes, free=free)
+        service.handover.begin()
     stack.enter_context(serving(_endpoints(stack, settings, service)))
     return service
 

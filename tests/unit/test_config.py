@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tierd import config
-from tierd.config import Config, Mode, PolicyConfig
+from tierd.config import Config, Engine, Mode, PolicyConfig
 from tierd.config.check import check, named, parse_document
 from tierd.config.lines import find_lines
 from tierd.config.rules import ARRAYS, TABLES, Rule
@@ -335,6 +335,41 @@ def test_every_table_is_read() -> None:
 )
 def test_one_problem(content: str, problem: str) -> None:
     assert only_problem(content).startswith(problem)
+
+
+DAMOS = '[migrate]\nengine = "damos"\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (
+            '[[tenant]]\ncgroup = "/a"\nguaranteed_mib = { dram = 8 }\n',
+            'f:5: tenant[1].guaranteed_mib: engine "damos" keeps no shares: take engine = '
+            '"move_pages" in [migrate], or leave this out',
+        ),
+        (
+            '[[tenant]]\ncgroup = "/a"\nmaximum_mib = { dram = 8 }\n',
+            'f:5: tenant[1].maximum_mib: engine "damos" keeps no shares',
+        ),
+        (
+            "".join(f"[[tier]]\nname = 't{n}'\nkind = 'dram'\nnodes = [{n}]\n" for n in range(3)),
+            'f:11: tier[3]: engine "damos" has two tiers at most',
+        ),
+        (
+            "[[tier]]\nname = 'a'\nkind = 'dram'\nnodes = [0, 1]\n",
+            'f:6: tier[1].nodes: engine "damos" has one node a tier',
+        ),
+    ],
+)
+def test_what_damos_cannot_do_is_refused(content: str, problem: str) -> None:
+    assert only_problem(DAMOS + content).startswith(problem)
+    assert config.parse(content, "f").migrate.engine is Engine.MOVE_PAGES
+
+
+def test_damos_goes_with_tenants_of_a_weight() -> None:
+    found = config.parse(DAMOS + '[[tenant]]\ncgroup = "/a"\nweight = 5\n', "f")
+    assert found.migrate.engine is Engine.DAMOS
 
 
 def test_all_problems_are_told_at_once_in_the_order_of_the_file() -> None:

@@ -21,6 +21,8 @@ from tests.unit.machine import (
     Undisputed,
     half_hot,
 )
+from tests.unit.test_handover import FakeFree as FreeOfWatermarks
+from tests.unit.test_handover import FakeKernel
 from tests.unit.test_hits import FakeHardware, pages
 from tierd import config
 from tierd.account import account
@@ -31,8 +33,10 @@ from tierd.discover.hotplug import Hotplug
 from tierd.discover.targets import Finder
 from tierd.drains import Drains
 from tierd.errors import ConfigError, Conflict, NotFound, TierdError
+from tierd.handover import UNRESPECTED, Handover
 from tierd.kernel.free import FreeMemory
 from tierd.migrate.mover import Mover
+from tierd.migrate.schemes import KernelSchemes
 from tierd.model import Pin, Topology
 from tierd.observe.events import History
 from tierd.observe.moments import load
@@ -203,6 +207,32 @@ def test_of_a_pinned_range_the_events_tell_no_address(service: Service) -> None:
     *_, event = service.view.events(after=0, most=100)["events"]
     assert event["message"] == f"process {HOT}: pin of 8192 bytes is now fastest"
     assert event["fields"] == {"pid": HOT, "pin": "fastest"}
+
+
+def test_where_damos_moves_its_account_is_told_and_pins_are_refused(
+    service: Service, machine: Machine
+) -> None:
+    assert service.view.status()["schemes"] == []
+    service.handover = Handover(
+        daemon=service.daemon,
+        kernel=cast(KernelSchemes, FakeKernel()),
+        free=cast(FreeMemory, FreeOfWatermarks()),
+    )
+    service.handover.begin()
+    machine.rounds(service.daemon, 1)
+
+    told = service.view.status()
+    assert [scheme["action"] for scheme in told["schemes"]] == ["migrate_hot", "migrate_cold"]
+    assert UNRESPECTED in told["notes"]
+    assert 'tierd_damos_moved_pages_total{action="migrate_hot"} 0.0' in service.view.metrics()
+    with pytest.raises(Conflict, match="knows no pins"):
+        service.pin(HOT, Pin.HERE)
+    assert service.pin(HOT, None) == {"pid": HOT, "pin": None, "pins": []}
+
+
+def test_the_engine_stays_as_it_was_at_the_start(service: Service) -> None:
+    with pytest.raises(TierdError, match=r"migrate\.engine: only a restart can change this"):
+        service.set({"migrate": {"engine": "damos"}})
 
 
 def test_the_status_has_what_was_set_and_what_is_amiss(

@@ -134,6 +134,8 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
                 tmp_path, {**account(daemon, rooms), **of_the_service()}
             ),
         )
+        up = {"action": "migrate_hot", "pages": 5, "regions": 2}
+        daemon.schemes = [up | {"tried_bytes": 8, "over_quota": 0}]
         for _ in range(ROUNDS):
             daemon.round()
     path = tmp_path / "tierd.toml"

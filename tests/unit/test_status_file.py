@@ -78,6 +78,7 @@ STATUS: dict[str, Any] = {
         "tuning": {},
     },
     "page_cost_ns": 3120.0,
+    "schemes": [],
     "notes": ["node 3 is in no tier"],
 }
 
@@ -220,6 +221,18 @@ no room                           1 pages
 
 note: node 3 is in no tier
 """
+
+
+def test_what_the_kernel_moves_by_itself_is_a_table(tmp_path: Path) -> None:
+    up = {"action": "migrate_hot", "pages": 512, "regions": 3, "tried_bytes": 5 << 20}
+    schemes = [up | {"over_quota": 0}]
+    status.publish(tmp_path, with_status(moved=[], schemes=schemes))
+    shown = tierctl(tmp_path).stdout
+    assert (
+        "DAMON'S SCHEME  PAGES MOVED  BYTES MOVED  LOOKED THROUGH\n"
+        "migrate_hot     512          2 MiB        5 MiB\n"
+    ) in shown
+    assert "nothing moved yet" not in shown
 
 
 def test_nothing_yet_is_told_in_words(tmp_path: Path) -> None:

@@ -135,6 +135,9 @@ STATUS = answer(
     config=ANY_OBJECT,
     set=ANY_OBJECT,
     drains=array(DRAIN),
+    schemes=array(
+        answer(action=STRING, pages=COUNT, regions=COUNT, tried_bytes=COUNT, over_quota=COUNT)
+    ),
     notes=array(STRING),
 )
 TOPOLOGY = answer(

@@ -10,6 +10,7 @@ from tierd.model import PAGE_BYTES
 _TIERS = ("TIER", "KIND", "NODES", "CAPACITY", "ROOM", "HEADROOM", "BACKED BY")
 _TENANTS = ("TENANT", "CLASS", "WEIGHT", "TIER", "HAS", "SHARE", "GUARANTEED", "MAXIMUM")
 _FLOWS = ("MOVED", "PAGES", "BYTES")
+_SCHEMES = ("DAMON'S SCHEME", "PAGES MOVED", "BYTES MOVED", "LOOKED THROUGH")
 _REASONS = ("NOT MOVED", "HOW MUCH")
 
 
@@ -18,7 +19,10 @@ def as_text(status: Mapping[str, Any]) -> str:
     tables = [_headline(status), _tiers(status), _targets(status)]
     if status["tenants"]:
         tables.append(tenants(status))
-    tables.append(_flows(status))
+    if status["schemes"]:
+        tables.append(_schemes(status))
+    if status["moved"] or not status["schemes"]:
+        tables.append(_flows(status))
     if reasons := list(_reasons(status)):
         tables.append(table(_REASONS, reasons))
     tables += [f"note: {note}" for note in status["notes"]]
@@ -92,6 +96,19 @@ def _flows(status: Mapping[str, Any]) -> str:
         for flow in status["moved"]
     ]
     return table(_FLOWS, rows) if rows else "nothing moved yet"
+
+
+def _schemes(status: Mapping[str, Any]) -> str:
+    rows = [
+        (
+            scheme["action"],
+            str(scheme["pages"]),
+            amount(scheme["pages"] * PAGE_BYTES),
+            amount(scheme["tried_bytes"]),
+        )
+        for scheme in status["schemes"]
+    ]
+    return table(_SCHEMES, rows)
 
 
 def _reasons(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

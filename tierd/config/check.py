@@ -31,6 +31,7 @@ from tierd.config.values import (
     DaemonConfig,
     DamonConfig,
     DiscoverConfig,
+    Engine,
     HardwareConfig,
     MigrateConfig,
     Place,
@@ -43,6 +44,9 @@ from tierd.config.values import (
 )
 from tierd.errors import ConfigError, Problem
 from tierd.model import MAX_TIERS, NodeId, Policy
+
+MOST_DAMOS_TIERS = 2
+"""DAMOS promotes towards one node, and demotes towards another."""
 
 _PLACEMENT = frozenset(Policy.__dataclass_fields__)
 
@@ -109,6 +113,8 @@ def check(documents: Sequence[Document]) -> Loaded:
     config = found.config()
     _check_order(config, documents, found)
     _check_tiers(found)
+    if config.migrate.engine is Engine.DAMOS:
+        _check_damos(found)
     if found.problems:
         order = {document.file: index for index, document in enumerate(documents)}
         raise ConfigError(sorted(found.problems, key=lambda p: (order[p.file], p.line or 0)))
@@ -124,6 +130,8 @@ class _Found:
     tiers: list[tuple[Document, Key, TierConfig]] = field(default_factory=list)
     targets: list[TargetConfig] = field(default_factory=list)
     tenants: list[TenantConfig] = field(default_factory=list)
+    promises: list[Place] = field(default_factory=list)
+    """Where tenants are given guarantees and maxima."""
     tier_count: int = 0
     problems: list[Problem] = field(default_factory=list)
 
@@ -241,6 +249,8 @@ class _Reader:
                 if most < least:
                     message = f"{tier} must not be below what is guaranteed, {least:g}"
                     self._refuse((*key, "maximum_mib"), message)
+            promised = [name for name in ("guaranteed_mib", "maximum_mib") if values.get(name)]
+            self._found.promises += [self._document.place((*key, name)) for name in promised]
             self._found.tenants.append(tenant)
 
 
@@ -293,6 +303,21 @@ def _check_tiers(found: _Found) -> None:
                 message = f"node {node} is already in tier {held[node]}"
                 found.problems.append(document.place((*key, "nodes")).problem(message))
             held[node] = tier.name
+
+
+def _check_damos(found: _Found) -> None:
+    """Checks what the kernel cannot do as it moves by itself."""
+    otherwise = f'take engine = "{Engine.MOVE_PAGES}" in [migrate], or leave this out'
+    engine = f'engine "{Engine.DAMOS}"'
+    for place in found.promises:
+        found.problems.append(place.problem(f"{engine} keeps no shares: {otherwise}"))
+    for index, (document, key, tier) in enumerate(found.tiers):
+        if index == MOST_DAMOS_TIERS:
+            message = f"{engine} has two tiers at most: {otherwise}"
+            found.problems.append(document.place(key).problem(message))
+        if len(tier.nodes) > 1:
+            place = document.place((*key, "nodes"))
+            found.problems.append(place.problem(f"{engine} has one node a tier: {otherwise}"))
 
 
 def _syntax_problem(error: Exception, content: str, file: str) -> Problem:

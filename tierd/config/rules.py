@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from tierd.config.values import Mode, PolicyName, Rival, Samples
+from tierd.config.values import Engine, Mode, PolicyName, Rival, Samples
 from tierd.model import NodeId, Pin, TenantClass, TierKind
 
 _COMM_BYTES = 15  # TASK_COMM_LEN less the final NUL
@@ -232,6 +232,7 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
         "move_cost_ns": _number(0, 1_000_000),
     },
     "migrate": {
+        "engine": _choice(*Engine),
         "budget_mbps": _number(1, 1_000_000),
         "batch_pages": _whole(1, 65_536),
         "round_percent": _number(1, 100),
@@ -241,7 +242,7 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
 """The rules of the keys of each table."""
 
 NEEDS_RESTART = frozenset(
-    {"conflicts.numa_balancing", "daemon.state_dir", "daemon.runtime_dir"}
+    {"conflicts.numa_balancing", "daemon.state_dir", "daemon.runtime_dir", "migrate.engine"}
     | {f"damon.{key}" for key in TABLES["damon"] if key != "cpu_percent"}
     | {f"{table}.{key}" for table in ("api", "hardware") for key in TABLES[table]}
 )

@@ -125,10 +125,20 @@ class PolicyConfig:
     placement: Policy = field(default_factory=Policy)
 
 
+class Engine(StrEnum):
+    """Who moves."""
+
+    MOVE_PAGES = "move_pages"
+    """tierd decides, and moves by move_pages(2)."""
+    DAMOS = "damos"
+    """The kernel's DAMON moves, by schemes that tierd makes of the policy."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrateConfig:
     """`round_percent` is the share of daemon.interval_s that may be spent in moving."""
 
+    engine: Engine = Engine.MOVE_PAGES
     budget_mbps: float = 256.0
     batch_pages: int = 16_384
     round_percent: float = 50.0

@@ -51,6 +51,7 @@ def as_text(account: Mapping[str, Any], heat: Mapping[str, Heat]) -> str:
 def _metrics(account: Mapping[str, Any], heat: Mapping[str, Heat]) -> Iterator["Metric"]:
     yield from _tiers(account["tiers"])
     yield from _flows(account["flows"])
+    yield from _schemes(account["schemes"])
     yield from _targets(account["targets"])
     yield from _shares(account["tenants"])
     yield from _daemon(account)
@@ -98,6 +99,20 @@ def _flows(flows: Sequence[Mapping[str, Any]]) -> Iterator["Metric"]:
         )
         for flow in flows:
             family.add_metric([flow[label] for label in labels], flow["pages"] * factor)
+        yield family
+
+
+def _schemes(schemes: Sequence[Mapping[str, Any]]) -> Iterator["Metric"]:
+    from prometheus_client.core import CounterMetricFamily
+
+    for key, name, told in (
+        ("pages", "moved_pages", "Pages that the kernel has moved by itself."),
+        ("tried_bytes", "tried_bytes", "Bytes that it has looked through for that."),
+        ("over_quota", "over_quota", "How often it has spent the budget."),
+    ):
+        family = CounterMetricFamily(f"tierd_damos_{name}", told, labels=["action"])
+        for scheme in schemes:
+            family.add_metric([scheme["action"]], scheme[key])
         yield family
 
 
