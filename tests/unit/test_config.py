@@ -353,6 +353,14 @@ DAMOS = '[migrate]\nengine = "damos"\n'
             'f:5: tenant[1].maximum_mib: engine "damos" keeps no shares',
         ),
         (
+            '[[tenant]]\ncgroup = "/a"\nclass = "batch"\n',
+            'f:5: tenant[1].class: engine "damos" keeps no shares',
+        ),
+        (
+            '[[target]]\npid = 7\npin = { "[heap]" = "fastest" }\n',
+            'f:5: target[1].pin: engine "damos" knows no pins',
+        ),
+        (
             "".join(f"[[tier]]\nname = 't{n}'\nkind = 'dram'\nnodes = [{n}]\n" for n in range(3)),
             'f:11: tier[3]: engine "damos" has two tiers at most',
         ),

@@ -131,7 +131,8 @@ class _Found:
     targets: list[TargetConfig] = field(default_factory=list)
     tenants: list[TenantConfig] = field(default_factory=list)
     promises: list[Place] = field(default_factory=list)
-    """Where tenants are given guarantees and maxima."""
+    """Where tenants are given guarantees, maxima and classes."""
+    pins: list[Place] = field(default_factory=list)
     tier_count: int = 0
     problems: list[Problem] = field(default_factory=list)
 
@@ -232,6 +233,8 @@ class _Reader:
             elif values.keys() == given.keys():
                 place = self._document.place((*key, *(marks or ["pid"])[-1:]))
                 self._found.targets.append(TargetConfig(**values, place=place))
+                if values.get("pin"):
+                    self._found.pins.append(self._document.place((*key, "pin")))
 
     def _read_tenants(self) -> None:
         for key, given, values in self._array("tenant"):
@@ -249,8 +252,9 @@ class _Reader:
                 if most < least:
                     message = f"{tier} must not be below what is guaranteed, {least:g}"
                     self._refuse((*key, "maximum_mib"), message)
-            promised = [name for name in ("guaranteed_mib", "maximum_mib") if values.get(name)]
-            self._found.promises += [self._document.place((*key, name)) for name in promised]
+            for name in ("guaranteed_mib", "maximum_mib", "class"):
+                if values.get(name):
+                    self._found.promises.append(self._document.place((*key, name)))
             self._found.tenants.append(tenant)
 
 
@@ -311,6 +315,8 @@ def _check_damos(found: _Found) -> None:
     engine = f'engine "{Engine.DAMOS}"'
     for place in found.promises:
         found.problems.append(place.problem(f"{engine} keeps no shares: {otherwise}"))
+    for place in found.pins:
+        found.problems.append(place.problem(f"{engine} knows no pins: {otherwise}"))
     for index, (document, key, tier) in enumerate(found.tiers):
         if index == MOST_DAMOS_TIERS:
             message = f"{engine} has two tiers at most: {otherwise}"
