@@ -119,6 +119,8 @@ class Daemon:
         self.stalls: str | None = None
         """What the status tells while tasks wait for memory too much for moves up."""
         self.paused = False
+        self.sorted_by_kernel = False
+        """Whether the kernel promotes single pages meanwhile (see tierd/arbiter.py)."""
         self.plans = True
         """Whether moves are decided here, and not by DAMOS (see tierd/handover.py)."""
         self.schemes: list[dict[str, Any]] = []
@@ -487,6 +489,7 @@ class Daemon:
             promotable=self._promotable(),
             closed=self.closed,
             tenants=self.tenants.all,
+            sorted_by_kernel=self.sorted_by_kernel,
         )
         self.shares = made.shares
         self.flows.note(made)

@@ -21,8 +21,8 @@ from tierd.api.operations import OPERATIONS
 from tierd.api.server import Endpoint, serving, tcp_listener, unix_listener
 from tierd.api.sockets import CONTROL, GROUP, MONITOR
 from tierd.api.view import View
-from tierd.arbiter import Arbiter
-from tierd.config import Config, Engine, Mode, Place, TargetConfig
+from tierd.arbiter import LEAVE_OUT, Arbiter
+from tierd.config import Config, Engine, Mode, Place, Rival, TargetConfig
 from tierd.config.check import was_set as as_set
 from tierd.config.rules import NEEDS_RESTART
 from tierd.config.show import Difference, as_dict, differences
@@ -209,6 +209,8 @@ class Service:
     def _pin(self, pid: Pid, pin: Pin | None, part: range | None) -> Mapping[str, Any]:
         if self.handover is not None and pin is not None:
             raise Conflict("DAMON moves by itself, and knows no pins", hint=USE_MOVE_PAGES)
+        if self.settings.conflicts.numa_balancing is Rival.COOPERATE and pin is not None:
+            raise Conflict("the kernel promotes too, and knows no pins", hint=LEAVE_OUT)
         self.daemon.pin(pid, pin, part)
         told = {"pid": pid, "pin": pin and str(pin)}
         # Events are for anybody to read, addresses are not.
@@ -277,8 +279,13 @@ class Service:
             daemon.mover = self._mover(self.settings, daemon.topology)
 
     def _may_move(self, settings: Config) -> bool:
-        rival, moves = settings.conflicts.numa_balancing, settings.policy.mode.moves
-        return self.arbiter.may_move(rival, moves=moves)
+        may_move = _may_move(self.arbiter, settings, rests=self._rests())
+        self.daemon.sorted_by_kernel = self.arbiter.cooperates
+        return may_move
+
+    def _rests(self) -> bool:
+        """Whether moves are an operator's for now; the kernel's would fill what is drained."""
+        return self.daemon.paused or self.daemon.yields or bool(self.free.closed)
 
     def _mover(self, settings: Config, topology: Topology) -> Mover | None:
         if not self._may_move(settings):
@@ -355,7 +362,7 @@ def _set_up(
     settings = command_line.on_top_of(files)
     check_tenants(settings.tenants, topology.tiers)
     arbiter = Arbiter(journal=journal)
-    may_move = arbiter.may_move(settings.conflicts.numa_balancing, moves=settings.policy.mode.moves)
+    may_move = _may_move(arbiter, settings)
     schemes = KernelSchemes(Admin()) if settings.migrate.engine is Engine.DAMOS else None
     if schemes is not None:
         require_fit(topology)
@@ -403,8 +410,18 @@ def _set_up(
     if schemes is not None:
         service.handover = Handover(daemon=daemon, kernel=schemes, free=free)
         service.handover.begin()
+    service.follow_rival()
     stack.enter_context(serving(_endpoints(stack, settings, service)))
     return service
+
+
+def _may_move(arbiter: Arbiter, settings: Config, *, rests: bool = False) -> bool:
+    return arbiter.may_move(
+        settings.conflicts.numa_balancing,
+        moves=settings.policy.mode.moves,
+        rests=rests,
+        budget_mbps=settings.migrate.budget_mbps,
+    )
 
 
 def _endpoints(stack: ExitStack, settings: Config, service: Service) -> list[Endpoint]:

@@ -163,9 +163,17 @@ class Undisputed:
     """A fake arbiter of a machine where the kernel places nothing."""
 
     note = None
+    rests = False
 
-    def may_move(self, wanted: Rival, *, moves: bool) -> bool:
+    def may_move(
+        self, wanted: Rival, *, moves: bool, rests: bool = False, budget_mbps: float = 0
+    ) -> bool:
+        self.rests = rests
         return moves
+
+    @property
+    def cooperates(self) -> bool:
+        return not self.rests
 
 
 class Machine:

@@ -9,7 +9,7 @@ import pytest
 
 from tierd.arbiter import Arbiter
 from tierd.config import Rival
-from tierd.errors import Conflict
+from tierd.errors import Conflict, UnsupportedKernel
 from tierd.journal import Journal
 from tierd.kernel import numa_balancing
 
@@ -17,6 +17,9 @@ from tierd.kernel import numa_balancing
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     (tmp_path / numa_balancing.PATH).parent.mkdir(parents=True)
+    (tmp_path / numa_balancing.DEMOTES).parent.mkdir(parents=True)
+    (tmp_path / numa_balancing.DEMOTES).write_text("false\n")
+    (tmp_path / numa_balancing.LIMIT).write_text("65536\n")
     (tmp_path / "proc/sys/kernel/random").mkdir()
     (tmp_path / "proc/sys/kernel/random/boot_id").write_text("boot-1\n")
     return tmp_path
@@ -32,6 +35,14 @@ def mode(root: Path) -> str:
     return (root / numa_balancing.PATH).read_text().strip()
 
 
+def tiering(root: Path) -> tuple[str, str, str]:
+    """Mode, limit, and whether the kernel demotes."""
+    limit, demotes = (
+        (root / path).read_text().strip() for path in (numa_balancing.LIMIT, numa_balancing.DEMOTES)
+    )
+    return mode(root), limit, demotes
+
+
 def write(root: Path, value: str) -> None:
     (root / numa_balancing.PATH).write_text(value)
 
@@ -41,7 +52,7 @@ def arbiter(root: Path, journal: Journal) -> Arbiter:
     return Arbiter(journal=journal, root=root)
 
 
-@pytest.mark.parametrize("wanted", Rival)
+@pytest.mark.parametrize("wanted", set(Rival) - {Rival.COOPERATE})
 @pytest.mark.parametrize("moves", [True, False])
 @pytest.mark.parametrize("value", ["0", None])
 def test_nothing_is_done_where_it_is_off_or_absent(
@@ -134,3 +145,58 @@ def test_it_is_left_on_and_told_once(
     write(root, "0")
     assert arbiter.may_move(wanted, moves=True)
     assert arbiter.note is None
+
+
+@pytest.mark.parametrize(("before", "meanwhile"), [("0", "2"), ("1", "3"), ("2", "2")])
+def test_it_is_turned_on_to_cooperate_and_put_back(
+    root: Path, arbiter: Arbiter, before: str, meanwhile: str
+) -> None:
+    write(root, before)
+    for _ in range(2):
+        assert arbiter.may_move(Rival.COOPERATE, moves=True, budget_mbps=255.5)
+        assert tiering(root) == (meanwhile, "256", "true")
+        assert arbiter.cooperates
+        assert arbiter.note is None
+    list(arbiter.journal.undo())
+    assert tiering(root) == (before, "65536", "false")
+
+
+def test_a_limit_is_not_raised(root: Path, arbiter: Arbiter) -> None:
+    write(root, "2")
+    (root / numa_balancing.LIMIT).write_text("100\n")
+    for budget_mbps, limit in ((200, "100"), (50, "50"), (80, "80"), (200, "100")):
+        arbiter.may_move(Rival.COOPERATE, moves=True, budget_mbps=budget_mbps)
+        assert tiering(root) == ("2", limit, "true")
+
+
+def test_it_is_turned_on_again_where_others_turn_it_off(root: Path, arbiter: Arbiter) -> None:
+    write(root, "0")
+    arbiter.may_move(Rival.COOPERATE, moves=True, budget_mbps=20)
+    write(root, "1")
+    arbiter.may_move(Rival.COOPERATE, moves=True, budget_mbps=20)
+    assert tiering(root) == ("3", "20", "true")
+    list(arbiter.journal.undo())
+    assert tiering(root) == ("1", "65536", "false")
+
+
+def test_it_is_put_back_while_moves_rest(root: Path, arbiter: Arbiter) -> None:
+    write(root, "0")
+    arbiter.may_move(Rival.COOPERATE, moves=True, budget_mbps=20)
+    assert arbiter.may_move(Rival.COOPERATE, moves=True, rests=True)
+    assert not arbiter.cooperates
+    assert tiering(root) == ("0", "65536", "false")
+    assert not arbiter.journal.changes
+
+
+@pytest.mark.parametrize(
+    "lacks", [numa_balancing.PATH, numa_balancing.LIMIT, numa_balancing.DEMOTES]
+)
+def test_a_kernel_that_cannot_cooperate_is_refused(
+    root: Path, arbiter: Arbiter, lacks: str
+) -> None:
+    write(root, "0")
+    (root / lacks).unlink()
+    with pytest.raises(UnsupportedKernel, match="places no pages by itself") as caught:
+        arbiter.may_move(Rival.COOPERATE, moves=True)
+    assert "cooperate" in (caught.value.hint or "")
+    assert not arbiter.journal.changes

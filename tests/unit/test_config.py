@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tierd import config
-from tierd.config import Config, Engine, Mode, PolicyConfig
+from tierd.config import Config, Engine, Mode, PolicyConfig, Rival
 from tierd.config.check import check, named, parse_document
 from tierd.config.lines import find_lines
 from tierd.config.rules import ARRAYS, TABLES, Rule
@@ -368,11 +368,36 @@ DAMOS = '[migrate]\nengine = "damos"\n'
             "[[tier]]\nname = 'a'\nkind = 'dram'\nnodes = [0, 1]\n",
             'f:6: tier[1].nodes: engine "damos" has one node a tier',
         ),
+        (
+            '[conflicts]\nnuma_balancing = "cooperate"\n',
+            'f:4: conflicts.numa_balancing: engine "damos" moves by itself',
+        ),
     ],
 )
 def test_what_damos_cannot_do_is_refused(content: str, problem: str) -> None:
     assert only_problem(DAMOS + content).startswith(problem)
     assert config.parse(content, "f").migrate.engine is Engine.MOVE_PAGES
+
+
+COOPERATE = '[conflicts]\nnuma_balancing = "cooperate"\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (
+            '[[tenant]]\ncgroup = "/a"\nguaranteed_mib = { dram = 5 }\n',
+            'f:5: tenant[1].guaranteed_mib: numa_balancing "cooperate" keeps no shares: take',
+        ),
+        (
+            '[[target]]\npid = 7\npin = { "[heap]" = "fastest" }\n',
+            'f:5: target[1].pin: numa_balancing "cooperate" knows no pins: take another, or',
+        ),
+    ],
+)
+def test_what_nobody_can_promise_beside_the_kernel_is_refused(content: str, problem: str) -> None:
+    assert only_problem(COOPERATE + content).startswith(problem)
+    assert config.parse(content, "f").conflicts.numa_balancing is Rival.OBSERVE
 
 
 def test_damos_goes_with_tenants_of_a_weight() -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tests.unit.world import AGGREGATION_S, BASE, World, mapped, snapshot, window
 from tierd.decide.explain import REASONS, Why, explain
 from tierd.decide.heat import coalesce, fold, overlay, rates, score
-from tierd.decide.placement import plan, worthwhile
+from tierd.decide.placement import plan, times_the_mean, worthwhile
 from tierd.decide.settle import settle
 from tierd.model import (
     KEPT_CODE,
@@ -65,6 +65,7 @@ def decide(
     budget_pages: int = 1 << 20,
     now_s: float = 0.0,
     ceiling: float = np.inf,
+    sorted_by_kernel: bool = False,
 ) -> Plan:
     return plan(
         [Target(pid=Pid(1), pieces=made, ceiling=ceiling)],
@@ -72,6 +73,7 @@ def decide(
         POLICY,
         now_s=now_s,
         budget_bytes=budget_pages * PAGE_BYTES,
+        sorted_by_kernel=sorted_by_kernel,
     )
 
 
@@ -283,6 +285,34 @@ def test_what_has_cooled_does_not_rise_for_its_past() -> None:
 def test_nothing_is_demoted_into_a_full_tier() -> None:
     made = decide(pieces((0, 100, 0, [1]), (100, 100, HOT, [0, 1])), rooms(0, 30))
     assert (pages_moved(made, 0, 1), pages_moved(made, 1, 0)) == (30, 30)
+
+
+def test_what_the_kernel_has_sorted_stays_as_it_is() -> None:
+    """Two equal mixtures, one of which DAMON has seen twice as often."""
+    made = pieces((0, 100, HOT, (0.5, 0.5)), (100, 100, 2 * HOT, (0.5, 0.5)))
+    assert len(decide(made, rooms(0, 1000)).moves)
+    assert not len(decide(made, rooms(0, 1000), sorted_by_kernel=True).moves)
+
+
+def test_what_is_alike_is_moved_beside_the_kernel_too() -> None:
+    made = pieces((0, 100, 0.0, (1,)), (100, 100, HOT, (0, 1)), (200, 100, 0.0, (0.1, 0.9)))
+    plan = decide(made, rooms(0, 1000), sorted_by_kernel=True)
+    assert pages_moved(plan, 1, 0) == pages_moved(plan, 0, 1) == 100
+
+
+def test_beside_the_kernel_nothing_is_demoted_for_room_alone() -> None:
+    made = pieces((0, 100, 0.0, (1,)))
+    short = rooms(0, 1000, headroom_pages=50)
+    assert len(decide(made, short).moves)
+    assert not len(decide(made, short, sorted_by_kernel=True).moves)
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=4).filter(any))
+def test_the_parts_of_a_sorted_piece_have_its_mean(pages: list[int]) -> None:
+    size = np.array([pages], np.float64)
+    times = times_the_mean(size)
+    assert (times * size).sum() == pytest.approx(size.sum())
+    assert np.all(np.diff(times[size > 0]) < 0)
 
 
 def test_three_tiers_cascade() -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,28 @@ def test_what_is_configured_about_numa_balancing_is_told(
 ) -> None:
     write(root, "proc/sys/kernel/numa_balancing", "1\n")
     path.write_text(f'[conflicts]\nnuma_balancing = "{conflicts}"\n[policy]\nmode = "{mode}"\n')
+    (found,) = of("numa_balancing", examine(path, root))
+    assert (found.verdict, says in found.message) == (verdict, True)
+
+
+@pytest.mark.parametrize(
+    ("mode", "tiers", "verdict", "says"),
+    [
+        ("0", 2, OK, "the kernel promotes beside tierd"),
+        ("2", 2, OK, "the kernel promotes beside tierd"),
+        ("0", 1, WARN, "no slower memory tier"),
+        (None, 2, FAIL, "the kernel has none"),
+    ],
+)
+def test_whether_the_kernel_can_cooperate_is_told(
+    root: Path, path: Path, mode: str | None, tiers: int, verdict: Verdict, says: str
+) -> None:
+    (root / "proc/sys/kernel/numa_balancing").unlink()
+    if mode is not None:
+        write(root, "proc/sys/kernel/numa_balancing", f"{mode}\n")
+    if tiers == 1:
+        shutil.rmtree(root / "sys/devices/virtual/memory_tiering")
+    path.write_text('[conflicts]\nnuma_balancing = "cooperate"\n[policy]\nmode = "place"\n')
     (found,) = of("numa_balancing", examine(path, root))
     assert (found.verdict, says in found.message) == (verdict, True)
 

@@ -312,6 +312,8 @@ def test_devices_are_told(root: Path) -> None:
 class FakeDaemon:
     """A fake that notes the tiers and movers that it is given."""
 
+    paused = yields = False
+
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.given: list[Mover | None] = []

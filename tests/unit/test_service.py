@@ -5,6 +5,7 @@ import json
 import socket
 from base64 import b64decode
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -29,6 +30,7 @@ from tierd.account import account
 from tierd.api.inbox import Inbox
 from tierd.api.view import View
 from tierd.arbiter import Arbiter
+from tierd.config import ConflictsConfig, Rival
 from tierd.discover.hotplug import Hotplug
 from tierd.discover.targets import Finder
 from tierd.drains import Drains
@@ -188,6 +190,30 @@ def test_a_pause_is_told_once(service: Service) -> None:
         "paused",
         "resumed",
     ]
+
+
+def test_the_kernel_promotes_no_pages_while_moves_are_the_operators(service: Service) -> None:
+    def is_sorted_by_kernel() -> bool:
+        service.follow_rival()
+        return service.daemon.sorted_by_kernel
+
+    assert is_sorted_by_kernel()
+    service.pause()
+    assert not is_sorted_by_kernel()
+    service.resume()
+    assert is_sorted_by_kernel()
+    service.drain(SLOW, wanted=True)
+    assert not is_sorted_by_kernel()
+    service.drain(SLOW, wanted=False)
+    assert is_sorted_by_kernel()
+
+
+def test_pins_are_refused_where_the_kernel_promotes(service: Service) -> None:
+    conflicts = ConflictsConfig(numa_balancing=Rival.COOPERATE)
+    service.settings = replace(service.settings, conflicts=conflicts)
+    with pytest.raises(Conflict, match="knows no pins"):
+        service.pin(HOT, Pin.FASTEST)
+    assert service.pin(HOT, None)["pin"] is None
 
 
 def test_a_pin_is_told_in_the_status(service: Service, machine: Machine) -> None:

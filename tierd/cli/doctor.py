@@ -11,12 +11,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from tierd import config
+from tierd.arbiter import LEAVE_OUT
 from tierd.config import Config, Rival
 from tierd.discover.targets import find_targets
 from tierd.discover.topology import discover
 from tierd.errors import TierdError
 from tierd.kernel import numa_balancing, process, text, tracepoint
 from tierd.kernel.damon import Admin, Slot
+from tierd.kernel.memory_tiers import read_memory_tiers
 from tierd.kernel.pages import Pagemap
 from tierd.kernel.proc_events import ProcEvents
 from tierd.kernel.ring import Ring
@@ -39,6 +41,14 @@ class Verdict(StrEnum):
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
+
+
+_OF_RIVALS = {
+    Rival.REFUSE: (Verdict.FAIL, "and tierd refuses"),
+    Rival.OBSERVE: (Verdict.WARN, "and tierd only observes meanwhile"),
+    Rival.IGNORE: (Verdict.WARN, "against what tierd decides"),
+}
+"""What tierd does about the kernel's own placement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,26 +223,30 @@ def _process_events(place: Place) -> Iterator[Finding]:
 
 def _numa_balancing(place: Place) -> Iterator[Finding]:
     mode = numa_balancing.read_mode(place.root)
-    if not mode:
+    moves, rival = place.config.policy.mode.moves, place.config.conflicts.numa_balancing
+    says = f"is {mode}: the kernel {numa_balancing.describe(mode)}" if mode else ""
+    if moves and rival is Rival.COOPERATE:
+        yield _cooperation(place, mode)
+    elif not mode:
         yield Finding(Verdict.OK, "numa_balancing", "off: the kernel moves no pages by itself")
-        return
-    says = f"is {mode}: the kernel {numa_balancing.describe(mode)}"
-    if not place.config.policy.mode.moves:
+    elif not moves:
         yield Finding(Verdict.OK, "numa_balancing", f"{says}, and tierd only observes")
-        return
-    turn_off = numa_balancing.TURN_OFF
-    match place.config.conflicts.numa_balancing:
-        case Rival.TAKE_OVER:
-            yield Finding(Verdict.OK, "numa_balancing", f"is {mode}: tierd turns it off meanwhile")
-        case Rival.REFUSE:
-            said = f"{says}, and tierd refuses"
-            yield Finding(Verdict.FAIL, "numa_balancing", said, turn_off)
-        case Rival.OBSERVE:
-            said = f"{says}, and tierd only observes meanwhile"
-            yield Finding(Verdict.WARN, "numa_balancing", said, turn_off)
-        case Rival.IGNORE:
-            said = f"{says}, against what tierd decides"
-            yield Finding(Verdict.WARN, "numa_balancing", said, turn_off)
+    elif rival is Rival.TAKE_OVER:
+        yield Finding(Verdict.OK, "numa_balancing", f"is {mode}: tierd turns it off meanwhile")
+    else:
+        verdict, what = _OF_RIVALS[rival]
+        yield Finding(verdict, "numa_balancing", f"{says}, {what}", numa_balancing.TURN_OFF)
+
+
+def _cooperation(place: Place, mode: int | None) -> Finding:
+    if mode is None:
+        lacks = "the kernel has none, and cannot cooperate"
+        return Finding(Verdict.FAIL, "numa_balancing", lacks, _KERNEL + "CONFIG_NUMA_BALANCING=y")
+    tiers = set(read_memory_tiers(place.root).values())
+    if len(tiers) < 2:
+        alone = "the kernel knows no slower memory tier, and promotes nothing"
+        return Finding(Verdict.WARN, "numa_balancing", alone, LEAVE_OUT)
+    return Finding(Verdict.OK, "numa_balancing", f"is {mode}: the kernel promotes beside tierd")
 
 
 def _rivals(place: Place) -> Iterator[Finding]:

@@ -37,6 +37,7 @@ from tierd.config.values import (
     Place,
     PolicyConfig,
     PolicyName,
+    Rival,
     TargetConfig,
     TenantConfig,
     TierConfig,
@@ -114,7 +115,9 @@ def check(documents: Sequence[Document]) -> Loaded:
     _check_order(config, documents, found)
     _check_tiers(found)
     if config.migrate.engine is Engine.DAMOS:
-        _check_damos(found)
+        _check_damos(config, found)
+    elif config.conflicts.numa_balancing is Rival.COOPERATE:
+        _check_promises(found, f'numa_balancing "{Rival.COOPERATE}"', "take another")
     if found.problems:
         order = {document.file: index for index, document in enumerate(documents)}
         raise ConfigError(sorted(found.problems, key=lambda p: (order[p.file], p.line or 0)))
@@ -309,21 +312,29 @@ def _check_tiers(found: _Found) -> None:
             held[node] = tier.name
 
 
-def _check_damos(found: _Found) -> None:
+def _check_promises(found: _Found, who: str, otherwise: str) -> None:
+    """Checks what nobody can promise where the kernel moves by itself."""
+    for places, what in ((found.promises, "keeps no shares"), (found.pins, "knows no pins")):
+        for place in places:
+            found.problems.append(place.problem(f"{who} {what}: {otherwise}, or leave this out"))
+
+
+def _check_damos(config: Config, found: _Found) -> None:
     """Checks what the kernel cannot do as it moves by itself."""
-    otherwise = f'take engine = "{Engine.MOVE_PAGES}" in [migrate], or leave this out'
     engine = f'engine "{Engine.DAMOS}"'
-    for place in found.promises:
-        found.problems.append(place.problem(f"{engine} keeps no shares: {otherwise}"))
-    for place in found.pins:
-        found.problems.append(place.problem(f"{engine} knows no pins: {otherwise}"))
+    otherwise = f'take engine = "{Engine.MOVE_PAGES}" in [migrate]'
+    _check_promises(found, engine, otherwise)
+    if config.conflicts.numa_balancing is Rival.COOPERATE:
+        place = found.places["conflicts", "numa_balancing"]
+        found.problems.append(place.problem(f"{engine} moves by itself: {otherwise}"))
     for index, (document, key, tier) in enumerate(found.tiers):
         if index == MOST_DAMOS_TIERS:
-            message = f"{engine} has two tiers at most: {otherwise}"
+            message = f"{engine} has two tiers at most: {otherwise}, or leave this out"
             found.problems.append(document.place(key).problem(message))
         if len(tier.nodes) > 1:
             place = document.place((*key, "nodes"))
-            found.problems.append(place.problem(f"{engine} has one node a tier: {otherwise}"))
+            message = f"{engine} has one node a tier: {otherwise}, or leave this out"
+            found.problems.append(place.problem(message))
 
 
 def _syntax_problem(error: Exception, content: str, file: str) -> Problem:

@@ -30,6 +30,8 @@ class Rival(StrEnum):
     OBSERVE = "observe"
     REFUSE = "refuse"
     TAKE_OVER = "take_over"
+    COOPERATE = "cooperate"
+    """It is turned on: the kernel promotes single pages, tierd what is hot throughout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,11 @@ horizon (both moves' cost, where one makes way for the other); and a byte must b
 as hot as the one it displaces, so that near-equals don't swap places. How hot the hottest bytes
 really are, sampling cannot tell; so a byte near that ceiling is worth a move whatever the move
 costs.
+
+Where the kernel promotes single pages meanwhile, of which faults tell it, a piece that lies on
+several tiers has been sorted by it. Its pages are then taken to be of all heats from none to twice
+the mean, the hottest of them in the fastest tier: what is a mixture to a region's average stays as
+the kernel has sorted it, and what is alike throughout is moved as ever.
 """
 
 from collections.abc import Sequence
@@ -82,6 +87,7 @@ def plan(
     promotable: float = 1.0,
     closed: frozenset[Way] = frozenset(),
     tenants: Sequence[Tenant] = (EVERYBODY,),
+    sorted_by_kernel: bool = False,
 ) -> Plan:
     """Returns the moves worth making now.
 
@@ -94,6 +100,7 @@ def plan(
         promotable: share of the budget that may be used to move up.
         closed: the ways up that nothing goes but what is pinned.
         tenants: whose the targets are; of one alone, heat decides everything.
+        sorted_by_kernel: whether the kernel promotes single pages, and keeps some room for that.
     """
     lengths = [len(t.pieces) for t in targets]
     if not sum(lengths) or len(rooms) < 2:
@@ -118,6 +125,7 @@ def plan(
         now_s=now_s,
         budget_bytes=float(budget_bytes),
         rising_bytes=budget_bytes * promotable,
+        sorted_by_kernel=sorted_by_kernel,
     )
     if any(np.any(t.fixed) for t in targets):
         step.leave_out(_by_piece([t.fixed for t in targets], lengths))
@@ -177,6 +185,7 @@ class _Steps:
         now_s: float,
         budget_bytes: float,
         rising_bytes: float,
+        sorted_by_kernel: bool,
     ) -> None:
         length = (pieces["end"] - pieces["start"]).astype(np.float64)
         self.bytes = length[:, None] * pieces["resident"][:, : len(rooms)]
@@ -184,6 +193,7 @@ class _Steps:
         self.assured = np.where(pinned, np.inf, assured(pieces, policy))
         # What was hot and made way when it cooled doesn't come back for the sake of its past.
         self.lasting = np.where(pinned, np.inf, np.minimum(self.assured, pieces["short"]))
+        self.times = times_the_mean(self.bytes) if sorted_by_kernel else None
         self.ceiling = ceiling
         self.pinned = pinned
         self.rests = rests & ~pinned
@@ -424,11 +434,14 @@ class _Steps:
         """Bytes on some tiers, by piece, with the heat from which tier `rank` is worth it."""
         columns = self.bytes[:, ranks.start : ranks.stop]
         piece, column = np.nonzero(columns >= PAGE_BYTES)
+        tier, heat = column + ranks.start, heat[piece]
+        if self.times is not None:
+            heat = heat * self.times[piece, tier]
         return _Stock(
             piece=piece,
-            tier=column + ranks.start,
+            tier=tier,
             size=columns[piece, column],
-            heat=heat[piece],
+            heat=heat,
             margin=self._margin(rank, self.ceiling[piece]),
         )
 
@@ -452,7 +465,12 @@ class _Steps:
         return gap_ns if gap_ns > 0 else self.policy.latency_gap_ns
 
     def _shortfall(self, rank: int) -> float:
-        """Bytes to free so that new allocations find room, 0 while enough is left."""
+        """Bytes to free so that new allocations find room, 0 while enough is left.
+
+        The kernel frees what its own promotions want, by pages.
+        """
+        if self.times is not None:
+            return 0.0
         headroom = self.rooms[rank].headroom_bytes
         missing = -self.free[rank]
         return float(missing) if missing > (1 - HEADROOM_LOW) * headroom else 0.0
@@ -494,6 +512,20 @@ def _up_to(size: Floats, limit: "Floats | float") -> Floats:
     before = np.cumsum(size) - size
     taken = np.clip(limit - before, 0.0, size)
     return np.asarray(np.where(taken >= PAGE_BYTES, taken, 0.0), np.float64)
+
+
+def times_the_mean(size: Floats) -> Floats:
+    """Returns how many times as hot as its piece each part of it is, the hottest being the fastest.
+
+    The pages' heats are spread evenly from none to twice the mean, so a part that begins after the
+    share `a` of the hottest pages, and ends with the share `b`, has `2 - a - b` times the mean.
+
+    Args:
+        size: bytes by piece and tier.
+    """
+    end = np.cumsum(size / np.maximum(size.sum(axis=1, keepdims=True), 1.0), axis=1)
+    begin = np.concatenate([np.zeros((len(size), 1)), end[:, :-1]], axis=1)
+    return np.asarray(2 - begin - end, np.float64)
 
 
 def _in_proportion(limit: float, size: Floats) -> Floats:

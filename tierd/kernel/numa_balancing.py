@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's own placement of pages: /proc/sys/kernel/numa_balancing.
+"""The kernel's own placement of pages: /proc/sys/kernel/numa_balancing, and what demotes.
 
 Follows Documentation/admin-guide/sysctl/kernel.rst: 0 is off, bit 0 moves pages to the CPUs that
-use them, bit 1 promotes pages of lower memory tiers. None is a kernel without it.
+use them, bit 1 promotes pages of lower memory tiers. None is a kernel without it. What makes way
+for these is demoted, and not swapped out, where numa/demotion_enabled is on
+(Documentation/ABI/testing/sysfs-kernel-mm-numa). LIMIT is what all promotions together keep to, in
+MiB a second.
 """
 
 from pathlib import Path
@@ -10,7 +13,12 @@ from pathlib import Path
 from tierd.kernel import text
 
 PATH = "proc/sys/kernel/numa_balancing"
+LIMIT = "proc/sys/kernel/numa_balancing_promote_rate_limit_MBps"
+MOST_MBPS = 65_536
+"""What the kernel has for no limit."""
+DEMOTES = "sys/kernel/mm/numa/demotion_enabled"
 OFF = "0"
+YES = "true"
 PROMOTES = 2
 TURN_OFF = (
     'set numa_balancing = "take_over" in [conflicts], or sysctl kernel.numa_balancing=0, in '

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel promotes single hot pages, tierd what is hot throughout."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from guests.damon import footprint
+from guests.guest import Guest
+from guests.tiering import FOLDER, Tierd, ballast, tierd, until
+from guests.topology import slow_node
+from guests.workloads import Hotset, hotset
+
+BALANCING = "/proc/sys/kernel/numa_balancing"
+DEMOTION = "/sys/kernel/mm/numa/demotion_enabled"
+LIMIT = f"{BALANCING}_promote_rate_limit_MBps"
+OFF, ON = (b"0\n", b"false\n", b"65536\n"), (b"2\n", b"true\n", b"128\n")
+
+HOT_MIB, FREE_MIB = 48, 80
+ARRIVED, WITHIN_S = 0.9, 120
+
+RULE = """
+[conflicts]
+numa_balancing = "cooperate"
+[[target]]
+command = "hotset"
+[migrate]
+budget_mbps = 128.0
+[policy]
+latency_gap_ns = 400.0  # an emulated CPU accesses memory twenty times less often than a real one
+"""
+
+
+@pytest.mark.guest(slow_node())
+def test_sparse_hot_pages_are_placed(guest: Guest) -> None:
+    with cooperating(guest), workload(guest, "--mib", "128", "--stride") as load:
+        arrive(load, window=0)
+
+
+@pytest.mark.guest(slow_node())
+def test_a_window_that_moves_is_followed(guest: Guest) -> None:
+    with cooperating(guest) as running, workload(guest, "--mib", "192") as load:
+        arrive(load, window=0)
+        load.move_window()
+        arrive(load, window=1)
+        assert running.moved["pmem", "dram"] > 0
+
+
+@pytest.mark.guest(slow_node())
+def test_the_kernel_rests_while_tierd_does(guest: Guest) -> None:
+    with cooperating(guest) as running, workload(guest, "--mib", "192") as load:
+        tell(guest, "pause")
+        until(load, running, lambda: how_set(guest) == OFF)
+        tell(guest, "resume")
+        until(load, running, lambda: how_set(guest) == ON)
+
+
+@contextmanager
+def cooperating(guest: Guest) -> Iterator[Tierd]:
+    """A tierd beside the kernel's balancing, and all as it was in the end."""
+    as_it_was = footprint(guest)
+    assert how_set(guest) == OFF
+    with tierd(guest, settings=RULE) as running:
+        running.wait_until_up()
+        assert how_set(guest) == ON
+        yield running
+    assert how_set(guest) == OFF
+    assert footprint(guest) == as_it_was
+
+
+def how_set(guest: Guest) -> tuple[bytes, ...]:
+    return tuple(guest.read(path) for path in (BALANCING, DEMOTION, LIMIT))
+
+
+@contextmanager
+def workload(guest: Guest, *options: str) -> Iterator[Hotset]:
+    """One whose hot memory has room in the fast node, and begins in the slow one."""
+    given = ("--hot-mib", f"{HOT_MIB}", "--share", "98", "--node", f"{guest.facts.slow[0]}")
+    with ballast(guest, guest.facts.fast[0], FREE_MIB), hotset(guest, *options, *given) as load:
+        yield load
+
+
+def arrive(load: Hotset, *, window: int) -> None:
+    """Waits until most of the window of that number is in the fast node."""
+    seen = []
+    for sample in load.samples(WITHIN_S):
+        seen.append((sample.t, sample.hot_share))
+        if sample.window == window and sample.hot_share >= ARRIVED:
+            return
+    raise AssertionError(f"{seen}")
+
+
+def tell(guest: Guest, command: str) -> None:
+    guest.run(["tierctl", command, "--config", f"{FOLDER}/tierd.toml"])
