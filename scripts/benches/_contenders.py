@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who places a program's pages in the shootout: nobody, the kernel, DAMON by damo, or tierd."""
+"""Who places a program's pages in the shootout: nobody, the kernel, DAMON by damo, or tierd.
+
+Tierd by itself, beside the kernel's balancing, and with its policy in DAMON's hands.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,16 @@ from guests.tiering import tierd
 from benches._loads import PLACED
 
 RULE = """
-zoom = true  # in [damon], which stands before this
+zoom = {zoom}  # in [damon], which stands before this
 [conflicts]
-numa_balancing = "ignore"
+numa_balancing = "{balancing}"
+[migrate]
+engine = "{engine}"
 [policy]
-latency_gap_ns = 400.0  # moves take an emulated CPU twenty times as long
+latency_gap_ns = 4000.0
 """ + "".join(f'[[target]]\ncgroup = "/{group}"\n' for group in PLACED)
+"""An emulated CPU makes a twentieth of the accesses, and moves take six times as long. With such a
+gap 0.4 accesses of a page in a second pay its move back, where by default it takes 2.7."""
 
 BALANCING = "/proc/sys/kernel/numa_balancing"
 DEMOTION = "/sys/kernel/mm/numa/demotion_enabled"
@@ -100,11 +107,19 @@ def wait_until_tuned(guest: Guest) -> None:
         guest.write(f"{PROMOTED}/state", b"update_schemes_effective_quotas")
 
 
-@contextmanager
-def by_tierd(guest: Guest, settings: str = "") -> Iterator[None]:
-    with tunables(guest, {BALANCING: "0"}), tierd(guest, settings=RULE + settings) as running:
-        running.wait_until_up()
-        yield
+def by_tierd(
+    *, zoom: bool = False, balancing: str = "ignore", engine: str = "move_pages"
+) -> Callable[[Guest], AbstractContextManager[object]]:
+    """A tierd that looks at single pages, beside the kernel's balancing, or with DAMON's moves."""
+    rule = RULE.format(zoom=str(zoom).lower(), balancing=balancing, engine=engine)
+
+    @contextmanager
+    def placing(guest: Guest) -> Iterator[None]:
+        with tunables(guest, {BALANCING: "0"}), tierd(guest, settings=rule) as running:
+            running.wait_until_up()
+            yield
+
+    return placing
 
 
 @contextmanager
@@ -119,5 +134,7 @@ CONTENDERS = (
     Contender(name="kernel", placing=by_kernel),
     Contender(name="damo", placing=by_damo),
     Contender(name="nothing", placing=by_nobody),
-    Contender(name="tierd", placing=by_tierd, is_ours=True),
+    Contender(name="tierd", placing=by_tierd(zoom=True), is_ours=True),
+    Contender(name="tierd+kernel", placing=by_tierd(balancing="cooperate"), is_ours=True),
+    Contender(name="tierd+damos", placing=by_tierd(engine="damos"), is_ours=True),
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tierd beside the kernel's own tiering, damo's, none at all, and memory that is all fast.
+"""Tierd, in three ways, the kernel's own tiering, damo's, none at all, and memory all fast.
 
 Each in turn with each load, in one slow-node guest, whose slow node is as fast as the other: what
 counts is which accesses went to the fast node, not how fast they were, and throughput can only be
@@ -199,7 +199,9 @@ def draw(wanted: Sequence[Load], runs: Sequence[Run]) -> None:
     picture.supxlabel("seconds", fontsize="small")
     picture.supylabel("% of the accesses in fast memory", fontsize="small")
     picture.legend(
-        *picture.axes[0].get_legend_handles_labels(), ncols=5, loc="outside upper center"
+        *picture.axes[0].get_legend_handles_labels(),
+        ncols=len(CONTENDERS),
+        loc="outside upper center",
     )
     for panel in picture.axes[len(wanted) :]:
         panel.remove()
