@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the shootout makes of the seconds that its loads tell."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from benches._runs import Run, Second, least_pages, second
+from guests.workloads import Sample
+
+HOT, COLD = 100, 300
+
+
+def sample(
+    t: float = 0.0, *, window: int = 0, hits: float = 0.0, ops: float = 1.0, fast: int = 0
+) -> Sample:
+    """A second of a load of which `fast` hot pages are on fast nodes, and no cold ones."""
+    return Sample(
+        t=t,
+        ops_per_s=ops,
+        window=window,
+        hot_pages=HOT,
+        hot_on_fast=fast,
+        cold_pages=COLD,
+        cold_on_slow=COLD,
+        absent=0,
+        hit_ratio=hits,
+        hot_ratio=0.9,
+    )
+
+
+def run(seconds: Sequence[Second], *, moved: int = 0, least: int = 1) -> Run:
+    return Run(
+        load="",
+        contender="",
+        seconds=tuple(seconds),
+        moved_pages=moved,
+        least_pages=least,
+        cpu_percent=0.0,
+    )
+
+
+def seconds(*hits: float, window: int = 0, since: float = 0.0) -> list[Second]:
+    return [second([sample(since + t, window=window, hits=share)]) for t, share in enumerate(hits)]
+
+
+def test_programs_count_by_their_accesses() -> None:
+    both = second([sample(hits=1.0, ops=30), sample(hits=0.0, ops=10)])
+    assert both.hit_ratio == 0.75
+    assert both.ops_per_s == (30, 10)
+
+
+def test_the_hot_set_has_arrived_with_95_percent_of_its_hits() -> None:
+    done = run(seconds(0.0, 0.85, 0.86, 0.9))
+    assert done.has_arrived
+    assert done.arrived_s == 2
+
+
+def test_a_window_that_never_arrives_counts_with_its_length() -> None:
+    done = run(seconds(0.0, 0.9, 0.9) + seconds(0.0, 0.1, 0.2, 0.3, window=1, since=3))
+    assert not done.has_arrived
+    assert done.arrived_s == (1 + 3) / 2
+
+
+def test_throughput_is_that_of_the_program_that_fares_worst() -> None:
+    own = run([second([sample(ops=50), sample(ops=90)])])
+    other = run([second([sample(ops=100), sample(ops=100)])])
+    assert own.throughput_of(other) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("window", "fast", "room", "least"),
+    [
+        (0, HOT, 2 * HOT, HOT),  # once up
+        (1, HOT, 2 * HOT, 2 * HOT),  # both windows have room
+        (1, HOT, HOT, 3 * HOT),  # the first one has to go back
+    ],
+)
+def test_the_least_is_each_window_up_and_what_lacks_room_down(
+    window: int, fast: int, room: int, least: int
+) -> None:
+    last = sample(window=window, fast=fast)
+    assert least_pages([sample()], [last], room) == least
+
+
+def test_what_is_held_at_the_end_had_to_be_moved() -> None:
+    first, last = sample(), sample(fast=HOT)
+    held = replace(last, cold_on_slow=COLD - 50)
+    assert least_pages([first], [held], 1000) == HOT + 50
