@@ -336,7 +336,8 @@ class _Steps:
         here = self.bytes[:, rank]
         below = self._by_tenant(self.tenant[rising.piece], rising.size)
         used = self._by_tenant(self.tenant, here * (self.heat * PAGE_BYTES >= COLD_PER_PAGE_S))
-        hot = self._by_tenant(self.tenant, here * (self.assured >= margin))
+        stays = self.heat * self.policy.hysteresis >= margin
+        hot = self._by_tenant(self.tenant, here * stays)
         return divide(
             float(max(has.sum() + self.free[rank], 0.0)),
             guaranteed=self._of_tier("guaranteed_bytes", rank),
