@@ -282,6 +282,15 @@ def test_what_has_cooled_does_not_rise_for_its_past() -> None:
     assert not len(made.moves), "nor does it make way while nobody needs the room"
 
 
+def test_what_cools_makes_way_while_it_is_still_warm() -> None:
+    """But not for what is hardly hotter than it has been on average."""
+    made = pieces((0, 100, HOT, (1,)), (100, 100, HOT, (0, 1)))
+    made["short"][0] = HOT / 10
+    assert pages_moved(decide(made, rooms(0, 1000)), 1, 0) == 100
+    made["short"][1] = made["long"][1] = HOT / 3
+    assert not len(decide(made, rooms(0, 1000)).moves)
+
+
 def test_nothing_is_demoted_into_a_full_tier() -> None:
     made = decide(pieces((0, 100, 0, [1]), (100, 100, HOT, [0, 1])), rooms(0, 30))
     assert (pages_moved(made, 0, 1), pages_moved(made, 1, 0)) == (30, 30)

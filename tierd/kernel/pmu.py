@@ -12,8 +12,8 @@ where in perf_event_attr its terms go, and what some events are made of:
 
 Intel's loads are sampled from a latency on, so that most hits of the first caches are left out;
 newer cores want the auxiliary event as the group's leader. Their mem-stores is left alone, since it
-counts what the caches take too (docs/placement.md). AMD's IBS samples operations of any kind; where it
-can (Zen 4) only those that missed the last cache. What was no access has no address.
+counts what the caches take too (docs/placement.md). AMD's IBS samples operations of any kind; where
+it can (Zen 4) only those that missed the last cache. What was no access has no address.
 """
 
 import re
