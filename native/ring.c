@@ -102,6 +102,15 @@ static void note_corrupt(struct tierd_cursor *cursor)
 	note_gap(cursor, 1);
 }
 
+/* How much was lost nobody tells: a full area stops the event, and a collision drops a sample. */
+static void note_aux(struct tierd_cursor *cursor, uint64_t flags)
+{
+	if (flags & (PERF_AUX_FLAG_TRUNCATED | PERF_AUX_FLAG_PARTIAL | PERF_AUX_FLAG_COLLISION))
+		note_lost(cursor, 1);
+	if (flags & PERF_AUX_FLAG_TRUNCATED)
+		cursor->throttled++;
+}
+
 static void fill_record(const uint8_t *sample, const struct tierd_layout *layout,
 			struct tierd_cursor *cursor, struct tierd_record *ret_record)
 {
@@ -192,6 +201,11 @@ static inline __attribute__((always_inline)) int take(const struct data *data,
 		if (header->size < 16)
 			break;
 		note_lost(cursor, load64(peek(data, cursor->tail + 8, 8, bounce)));
+		return 0;
+	case PERF_RECORD_AUX: /* header, u64 offset, u64 size, u64 flags */
+		if (header->size < 32)
+			break;
+		note_aux(cursor, load64(peek(data, cursor->tail + 24, 8, bounce)));
 		return 0;
 	case PERF_RECORD_THROTTLE:
 		cursor->throttled++;
@@ -312,6 +326,50 @@ int tierd_open_ring(uint64_t event, int32_t pid, uint64_t data_bytes, uint32_t w
 	return open_ring(&attr, pid, -1, -1, data_bytes, wakeup_bytes, ret_ring);
 }
 
+/* Maps what SPE writes to, and lets it begin. */
+static int open_aux(struct tierd_ring *ring, uint64_t aux_bytes)
+{
+	struct perf_event_mmap_page *page = ring->map;
+	void *aux;
+
+	page->aux_offset = sysconf(_SC_PAGESIZE) + ring->data_bytes;
+	page->aux_size = aux_bytes;
+	aux = mmap(NULL, aux_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, ring->fd,
+		   (off_t)page->aux_offset);
+	if (aux == MAP_FAILED)
+		return -errno;
+	ring->aux = aux;
+	ring->aux_bytes = aux_bytes;
+	return ioctl(ring->fd, PERF_EVENT_IOC_ENABLE, 0) ? -errno : 0;
+}
+
+/*
+ * The ring of an SPE event tells only what was amiss. The event begins when its area is mapped, since
+ * arm_spe_pmu_add() refuses one without (drivers/perf/arm_spe_pmu.c), and hands over each page.
+ */
+static int open_packets(struct perf_event_attr *attr, int32_t pid, int32_t cpu, uint64_t aux_bytes,
+			uint32_t flags, struct tierd_ring *ret_ring)
+{
+	uint64_t page_bytes = sysconf(_SC_PAGESIZE);
+	struct tierd_ring ring;
+	int err;
+
+	attr->sample_type = 0;
+	attr->disabled = 1;
+	attr->aux_watermark = (uint32_t)page_bytes;
+	err = open_ring(attr, pid, cpu, -1, page_bytes, 1, &ring);
+	if (err)
+		return err;
+	ring.flags = flags;
+	err = open_aux(&ring, aux_bytes);
+	if (err) {
+		tierd_close_ring(&ring);
+		return err;
+	}
+	*ret_ring = ring;
+	return 0;
+}
+
 int tierd_open_accesses(const struct tierd_event *event, int32_t pid, int32_t cpu,
 			uint64_t data_bytes, uint32_t wakeup_bytes, struct tierd_ring *ret_ring)
 {
@@ -334,8 +392,11 @@ int tierd_open_accesses(const struct tierd_event *event, int32_t pid, int32_t cp
 					   .clockid = CLOCK_MONOTONIC };
 	int leader = -1;
 
-	if (event->precise > 3 || event->flags & ~TIERD_EXCLUDE_KERNEL)
+	if (event->precise > 3 ||
+	    event->flags & ~(TIERD_EXCLUDE_KERNEL | TIERD_SPE | TIERD_SPE_SOURCES))
 		return -EINVAL;
+	if (event->flags & TIERD_SPE)
+		return open_packets(&attr, pid, cpu, data_bytes, event->flags, ret_ring);
 	if (event->leader) {
 		leader = open_event(&leading, pid, cpu, -1);
 		if (leader < 0)
@@ -384,6 +445,28 @@ int tierd_read_ring(struct tierd_ring *ring, const struct tierd_layout *layout, 
 	return count;
 }
 
+/* Reads what SPE has written; the counts of what was amiss go on in the ring's cursor. */
+static int read_packets(struct tierd_ring *ring, uint32_t capacity,
+			struct tierd_access *ret_accesses)
+{
+	struct perf_event_mmap_page *page = ring->map;
+	struct tierd_cursor cursor = ring->cursor;
+	uint64_t head = __atomic_load_n(&page->aux_head, __ATOMIC_ACQUIRE);
+	int count;
+
+	cursor.tail = ring->aux_tail;
+	count = tierd_decode_packets(ring->aux, ring->aux_bytes, head, ring->flags, capacity,
+				     &cursor, ret_accesses);
+	ring->aux_tail = cursor.tail;
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	__atomic_store_n(&page->aux_tail, ring->aux_tail, __ATOMIC_RELAXED);
+	cursor.tail = ring->cursor.tail;
+	ring->cursor = cursor;
+	/* perf_aux_output_end() has turned the event off if the area was full. */
+	ioctl(ring->fd, PERF_EVENT_IOC_ENABLE, 0);
+	return count;
+}
+
 int tierd_read_accesses(struct tierd_ring *ring, uint32_t capacity,
 			struct tierd_access *ret_accesses)
 {
@@ -397,15 +480,17 @@ int tierd_read_accesses(struct tierd_ring *ring, uint32_t capacity,
 	count = tierd_decode_accesses(data, ring->data_bytes, head, capacity, &ring->cursor,
 				      ret_accesses);
 	give_back(ring);
-	return count;
+	return ring->aux ? read_packets(ring, capacity, ret_accesses) : count;
 }
 
 void tierd_close_ring(struct tierd_ring *ring)
 {
 	if (!ring->map)
 		return;
+	if (ring->aux)
+		munmap(ring->aux, ring->aux_bytes);
 	munmap(ring->map, sysconf(_SC_PAGESIZE) + ring->data_bytes);
 	close_events(ring);
-	ring->map = NULL;
+	ring->map = ring->aux = NULL;
 	ring->fd = ring->leader = -1;
 }

@@ -180,13 +180,13 @@ int tierd_decode_records(const struct tierd_layout *layout, const void *data, ui
 
 /**
  * struct tierd_access - an access that was sampled
- * @time_ns: CLOCK_MONOTONIC
+ * @time_ns: CLOCK_MONOTONIC, 0 where it is not known
  * @addr: the virtual address that was accessed, 0 where it is not known
  * @phys_addr: the physical one, likewise
  * @source: what served it, as union perf_mem_data_src; 0 where it is not known
- * @pid: whose it is
- * @tid: which thread's
- * @weight: what it took, in the unit of the event: cycles for loads of Intel and AMD
+ * @pid: whose it is, 0 where it is not known
+ * @tid: which thread's, likewise
+ * @weight: what it took, in the unit of the event: cycles for loads of Intel, AMD and Arm
  * @lost: samples lost between the previous one and this
  */
 struct tierd_access {
@@ -211,16 +211,43 @@ int tierd_decode_accesses(const void *data, uint64_t data_bytes, uint64_t head, 
 			  struct tierd_cursor *cursor, struct tierd_access *ret_accesses);
 
 /**
+ * tierd_decode_packets() - decode what Arm's SPE wrote between the cursor's tail and @head
+ * @data: the AUX area
+ * @data_bytes: its size, a power of two of at least 8
+ * @head: bytes ever written, as in perf_event_mmap_page's aux_head
+ * @flags: TIERD_SPE_SOURCES, or 0
+ * @capacity: room in @ret_accesses; what does not fit is left for the next call
+ * @cursor: moved behind what was consumed
+ * @ret_accesses: the loads and stores of user space: of each the @tid, not whose it is, 0 where
+ *                packets don't tell it; the cycles as @weight; no time
+ *
+ * Whatever the bytes are, nothing outside @data is read and the cursor ends at or before @head.
+ *
+ * Return: the number of accesses, or -EINVAL for an impossible @data_bytes.
+ */
+int tierd_decode_packets(const void *data, uint64_t data_bytes, uint64_t head, uint32_t flags,
+			 uint32_t capacity, struct tierd_cursor *cursor,
+			 struct tierd_access *ret_accesses);
+
+/**
  * struct tierd_ring - an open perf event with its mapped ring
  * @map: struct perf_event_mmap_page, the data area one page behind it
  * @data_bytes: size of the data area
+ * @aux: the area that SPE writes to, NULL without
+ * @aux_bytes: its size
+ * @aux_tail: how far it has been read, as @cursor has it of the ring
+ * @flags: as of struct tierd_event
  * @fd: the event, to poll for input
  * @leader: the event that leads its group, -1 where it is alone
- * @cursor: how far it has been read
+ * @cursor: how far the ring has been read, and what was amiss in both
  */
 struct tierd_ring {
 	void *map;
 	uint64_t data_bytes;
+	void *aux;
+	uint64_t aux_bytes;
+	uint64_t aux_tail;
+	uint32_t flags;
 	int32_t fd;
 	int32_t leader;
 	struct tierd_cursor cursor;
@@ -252,6 +279,8 @@ int tierd_read_ring(struct tierd_ring *ring, const struct tierd_layout *layout, 
 		    struct tierd_record *ret_records);
 
 #define TIERD_EXCLUDE_KERNEL 1
+#define TIERD_SPE 2
+#define TIERD_SPE_SOURCES 4
 
 /**
  * struct tierd_event - a perf event whose samples tell addresses
@@ -259,7 +288,9 @@ int tierd_read_ring(struct tierd_ring *ring, const struct tierd_layout *layout, 
  * @period: a sample is taken of each so many events
  * @leader: config of an event that has to count beside this one, 0 for none: Intel's mem-loads-aux
  * @precise: what skid is allowed, 0 to 3, as precise_ip
- * @flags: TIERD_EXCLUDE_KERNEL to leave out what the kernel does itself
+ * @flags: TIERD_EXCLUDE_KERNEL to leave out what the kernel does itself; TIERD_SPE for an event of
+ *         Arm's SPE, which writes packets beside the ring, and TIERD_SPE_SOURCES where its data
+ *         source is coded as Arm's Neoverse cores do
  */
 struct tierd_event {
 	uint64_t config;
@@ -277,7 +308,7 @@ struct tierd_event {
  * @event: what is sampled
  * @pid: the process, -1 for all of a CPU
  * @cpu: the CPU, -1 for any that the process runs on
- * @data_bytes: as of tierd_open_ring()
+ * @data_bytes: as of tierd_open_ring(); with TIERD_SPE of what the packets go to, four pages at least
  * @wakeup_bytes: as of tierd_open_ring()
  * @ret_ring: to be closed with tierd_close_ring()
  *

@@ -157,6 +157,16 @@ def test_a_leader_that_cannot_be_opened_leaves_nothing_open() -> None:
     assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
+def test_an_event_that_is_not_spe_after_all_leaves_nothing_open() -> None:
+    """Its ring is mapped by then; no PMU of a machine without SPE has an area."""
+    before = sorted(Path("/proc/self/fd").iterdir())
+    event = Event(type=TYPE, config=CONFIG, period=1, spe=True)
+    with pytest.raises(OSError, match="perf_event_open") as caught:
+        AccessRing(event, pid=OWN, samples=1)
+    assert caught.value.errno == errno.EOPNOTSUPP
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
+
+
 def test_a_leader_is_closed_with_its_ring() -> None:
     before = sorted(Path("/proc/self/fd").iterdir())
     event = Event(type=TYPE, config=CONFIG, period=1, leader=MINOR_FAULTS)

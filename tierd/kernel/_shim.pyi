@@ -33,11 +33,18 @@ class Cursor(Protocol):
     gap: int
 
 class RingState(Protocol):
+    map: Pointer
+    data_bytes: int
+    aux: Pointer
+    aux_bytes: int
+    flags: int
     fd: int
     cursor: Cursor
 
 class _Shim(Protocol):
     TIERD_EXCLUDE_KERNEL: int
+    TIERD_SPE: int
+    TIERD_SPE_SOURCES: int
     TIERD_UNASKED: int
     TIERD_MOVE_ALL: int
     TIERD_PROC_CHANGED: int
@@ -94,6 +101,17 @@ class _Shim(Protocol):
         ret_accesses: Pointer,
         /,
     ) -> int: ...
+    def tierd_decode_packets(
+        self,
+        data: Pointer,
+        data_bytes: int,
+        head: int,
+        flags: int,
+        capacity: int,
+        cursor: Cursor,
+        ret_accesses: Pointer,
+        /,
+    ) -> int: ...
     def tierd_open_accesses(
         self,
         event: Pointer,
@@ -140,7 +158,7 @@ class _Ffi(Protocol):
             "struct tierd_proc_event[]",
             "uint8_t[]",
         ],
-        buffer: NDArray[np.void] | bytes,
+        buffer: NDArray[np.void] | bytes | bytearray,
         *,
         require_writable: bool = False,
     ) -> Pointer: ...

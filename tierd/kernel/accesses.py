@@ -2,9 +2,12 @@
 """Accesses that hardware samples, from perf rings; see perf_event_open(2).
 
 Which event tells addresses is the CPU's matter (tierd.kernel.pmu). Where there is none, page faults
-come the same way.
+come the same way. Arm's SPE writes packets into an area of its own beside the ring, told by whole
+pages and when the period changes. They tell no time, and the thread rather than the process, that
+where the kernel has CONFIG_PID_IN_CONTEXTIDR and for who has CAP_PERFMON.
 """
 
+import mmap
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,12 +20,12 @@ from tierd.model import Pid
 
 ACCESS = np.dtype(
     [
-        ("time_ns", "u8"),  # CLOCK_MONOTONIC
+        ("time_ns", "u8"),  # CLOCK_MONOTONIC, 0 where it is not known
         ("addr", "u8"),  # virtual, 0 where it is not known
         ("phys_addr", "u8"),  # likewise
         ("source", "u8"),  # what served it, as union perf_mem_data_src; 0 where not known
-        ("pid", "u4"),
-        ("tid", "u4"),
+        ("pid", "u4"),  # 0 where it is not known
+        ("tid", "u4"),  # likewise
         ("weight", "u4"),  # what it took, in the event's unit
         ("lost", "u4"),  # samples lost between the previous one and this
     ]
@@ -39,13 +42,20 @@ REM_RAM2} and PERF_MEM_LVLNUM_{CXL,RAM,PMEM}."""
 ACCESS_BYTES = 56
 """What a sample takes in the ring."""
 
+SPE_BYTES = 64
+"""What a record of SPE takes, with the padding that Arm's cores give it."""
+_SPE_LEAST_PAGES = 4
+
 PAGE_FAULTS = (1, 2)
 """Type and config of the software event that every machine has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What is sampled, as struct tierd_event has it; each `period`-th is."""
+    """What is sampled, as struct tierd_event has it; each `period`-th is.
+
+    `spe` is for an event of Arm's SPE, `spe_sources` where its data sources are those of Neoverse.
+    """
 
     type: int
     config: int
@@ -55,6 +65,8 @@ class Event:
     leader: int = 0
     precise: int = 0
     excludes_kernel: bool = True
+    spe: bool = False
+    spe_sources: bool = False
 
     def every(self, period: int) -> "Event":
         """Returns the same of another period."""
@@ -64,8 +76,20 @@ class Event:
     def fields(self) -> dict[str, int]:
         """As struct tierd_event names them."""
         names = ("config", "config1", "config2", "period", "leader", "type", "precise")
+        return {name: getattr(self, name) for name in names} | {"flags": self._flags}
+
+    @property
+    def _flags(self) -> int:
         flags = lib.TIERD_EXCLUDE_KERNEL if self.excludes_kernel else 0
-        return {name: getattr(self, name) for name in names} | {"flags": flags}
+        flags |= lib.TIERD_SPE if self.spe else 0
+        return flags | (lib.TIERD_SPE_SOURCES if self.spe_sources else 0)
+
+    def buffer_bytes(self, samples: int) -> int:
+        """Returns the size of what holds so many samples."""
+        if not self.spe:
+            return ring_bytes(samples, ACCESS_BYTES)
+        # The kernel leaves the page alone that it would fill up.
+        return max(ring_bytes(samples, SPE_BYTES), _SPE_LEAST_PAGES * mmap.PAGESIZE)
 
 
 def decode(data: bytes, *, head: int, tail: int, into: NDArray[np.void]) -> Decoded:
@@ -83,6 +107,31 @@ def decode(data: bytes, *, head: int, tail: int, into: NDArray[np.void]) -> Deco
         ffi.from_buffer("uint8_t[]", data),
         len(data),
         head,
+        len(into),
+        cursor,
+        ffi.from_buffer("struct tierd_access[]", into, require_writable=True),
+    )
+    return decoded(into[: check(count, "decode")], cursor)
+
+
+def decode_packets(
+    data: bytes, *, head: int, tail: int, into: NDArray[np.void], sources: bool = False
+) -> Decoded:
+    """Decodes what SPE wrote, as decode() a ring.
+
+    Args:
+        data: the area; its size is a power of two.
+        head: bytes ever written, as perf counts them.
+        tail: bytes consumed of these.
+        into: where the accesses go (dtype ACCESS).
+        sources: whether a data source has Neoverse's meaning.
+    """
+    cursor = ffi.new("struct tierd_cursor *", {"tail": tail})
+    count = lib.tierd_decode_packets(
+        ffi.from_buffer("uint8_t[]", data),
+        len(data),
+        head,
+        lib.TIERD_SPE_SOURCES if sources else 0,
         len(into),
         cursor,
         ffi.from_buffer("struct tierd_access[]", into, require_writable=True),
@@ -116,7 +165,7 @@ class AccessRing(PerfRing):
         pid: the process, None for all.
         cpu: the CPU, None for any; one of both must be given.
         samples: how many the ring holds at least.
-        wakeup_samples: unread samples from which fileno() polls readable.
+        wakeup_samples: unread samples from which fileno() polls readable; of SPE, a page of them.
 
     Raises:
         ProcessLookupError: the process doesn't exist.
@@ -134,7 +183,7 @@ class AccessRing(PerfRing):
         wakeup_samples: int = 1,
     ) -> None:
         super().__init__()
-        data_bytes = ring_bytes(samples, ACCESS_BYTES)
+        data_bytes = event.buffer_bytes(samples)
         self._accesses = np.empty(data_bytes // ACCESS_BYTES, ACCESS)
         self._array = ffi.from_buffer(
             "struct tierd_access[]", self._accesses, require_writable=True
