@@ -5,17 +5,26 @@ No machine of ours has a PMU: the samples are made up, by what the kernel's tabl
 hold, and go through the real decoder.
 """
 
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.unit.replay import Replay, recorded
 from tests.unit.test_accesses import Access
+from tests.unit.test_nodes import write
+from tests.unit.test_pmu import ARM, NEOVERSE_V2, midr
 from tests.unit.test_ring import captured
+from tests.unit.test_spe import Operation
+from tierd.config import HardwareConfig
 from tierd.kernel import accesses
 from tierd.kernel.accesses import ACCESS, Event
 from tierd.kernel.pmu import Source
 from tierd.model import Pid
 from tierd.sample import hardware
+from tierd.sample.fused import Fused, with_hardware
 from tierd.sample.hardware import Hardware
 
 GIB = 1 << 30
@@ -55,11 +64,15 @@ class FakeRing:
     lost = throttled = 0
 
     def __init__(self, event: Event, *, cpu: int, samples: int, wakeup_samples: int) -> None:
-        self.samples = samples
+        self.event, self.cpu, self.samples = event, cpu, samples
 
     def read(self) -> NDArray[np.void]:
         stream, FakeRing.written = FakeRing.written, b""
         data, into = captured(stream, 0, 1 << 17), np.empty(2000, ACCESS)
+        if self.event.spe:
+            sources, head = self.event.spe_sources, len(stream)
+            got = accesses.decode_packets(data, head=head, tail=0, into=into, sources=sources)
+            return got.records
         return accesses.decode(data, head=len(stream), tail=0, into=into).records
 
     def set_period(self, period: int) -> None:
@@ -109,3 +122,85 @@ def test_a_store_counts_as_configured(monkeypatch: pytest.MonkeyPatch, weight: f
     hits = pmu.read([Pid(640)])[Pid(640)]
     assert hits["weight"].tolist() == [1, weight, weight, 1]
     assert set(hits["page"].tolist()) == {0x7F00_0000_1000}
+
+
+# Arm's SPE, which tells threads
+
+
+def fake_spe(monkeypatch: pytest.MonkeyPatch, root: Path) -> Hardware:
+    monkeypatch.setattr(hardware, "AccessRing", FakeRing)
+    event = Event(type=13, config=0, period=1, spe=True, spe_sources=True)
+    source = Source(name="fake", event=event, least_period=1000, cpus=(0,))
+    return Hardware(source, [0], cpu_percent=100.0, write_weight=2.5, root=root)
+
+
+def thread(tid: int, leader: int) -> dict[str, str]:
+    return {f"proc/{tid}/status": f"Name:\tredis\nTgid:\t{leader}\nPid:\t{tid}\n"}
+
+
+def accessed(tid: int, addr: int, *, store: bool = False) -> bytes:
+    return Operation(tid, addr, 0x1000, 310, store=store, source=0xE).encode()
+
+
+def test_threads_accesses_are_their_processes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write(tmp_path, thread(640, 640) | thread(641, 640) | thread(7, 7))
+    spe = fake_spe(monkeypatch, tmp_path)
+    FakeRing.written = b"".join(
+        [
+            accessed(640, 0x1234),
+            accessed(641, 0x2234, store=True),
+            accessed(7, 0x3234),
+            accessed(642, 0x4234),
+            accessed(0, 0x5234),
+        ]
+    )
+    hits = spe.read([Pid(640), Pid(1)])
+    assert hits[Pid(640)]["page"].tolist() == [0x1000, 0x2000]
+    assert hits[Pid(640)]["weight"].tolist() == [1, 2.5]
+    assert not len(hits[Pid(1)])
+    assert spe.loads.tolist() == [(0x1000, 310)] * 4, "of all processes, gone ones too"
+    assert (spe.sampling.samples, spe.sampling.unowned) == (5, 2)
+
+
+@pytest.mark.parametrize(("namespace", "unowned"), [(4026531836, 0), (4026532000, 1)])
+def test_within_a_namespace_threads_have_other_numbers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, namespace: int, unowned: int
+) -> None:
+    write(tmp_path, thread(641, 640))
+    (tmp_path / "proc/self/ns").mkdir(parents=True)
+    (tmp_path / "proc/self/ns/pid").symlink_to(f"pid:[{namespace}]")
+    spe = fake_spe(monkeypatch, tmp_path)
+    FakeRing.written = accessed(641, 0x1234)
+    spe.read([Pid(640)])
+    assert spe.sampling.unowned == unowned
+
+
+def test_whose_a_thread_is_is_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write(tmp_path, thread(641, 640))
+    spe = fake_spe(monkeypatch, tmp_path)
+    found = []
+    for leader, owners_s in ((640, 10.0), (700, 10.0), (700, 0.0)):
+        write(tmp_path, thread(641, leader))
+        monkeypatch.setattr(hardware, "OWNERS_S", owners_s)
+        FakeRing.written = accessed(641, 0x1234)
+        found.append([pid for pid, hits in spe.read([Pid(640), Pid(700)]).items() if len(hits)])
+    assert found == [[640], [640], [700]]
+
+
+def test_only_cpus_that_have_the_event_are_sampled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened: list[FakeRing] = []
+
+    def open_ring(event: Event, *, cpu: int, samples: int, wakeup_samples: int) -> FakeRing:
+        opened.append(FakeRing(event, cpu=cpu, samples=samples, wakeup_samples=wakeup_samples))
+        return opened[-1]
+
+    monkeypatch.setattr(hardware, "AccessRing", open_ring)
+    write(tmp_path, ARM | midr(1, NEOVERSE_V2) | {"sys/devices/system/cpu/online": "1-3\n"})
+    fused = with_hardware(Replay(recorded(), time.monotonic), HardwareConfig(), tmp_path)
+    assert isinstance(fused, Fused)
+    assert [(ring.cpu, ring.event.spe_sources) for ring in opened] == [(1, True)]
+    fused.close()

@@ -166,7 +166,9 @@ class FakeHardware(Hardware):
 
     @property
     def sampling(self) -> Sampling:
-        return Sampling(source="fake", period=1, samples=len(self.found), lost=0, throttled=0)
+        return Sampling(
+            source="fake", period=1, samples=len(self.found), unowned=0, lost=0, throttled=0
+        )
 
     def read(self, pids: Iterable[Pid]) -> dict[Pid, NDArray[np.void]]:
         hits = np.zeros(len(self.found), HIT)

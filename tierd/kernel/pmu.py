@@ -14,6 +14,18 @@ Intel's loads are sampled from a latency on, so that most hits of the first cach
 newer cores want the auxiliary event as the group's leader. Their mem-stores is left alone, since it
 counts what the caches take too (docs/placement.md). AMD's IBS samples operations of any kind; where
 it can (Zen 4) only those that missed the last cache. What was no access has no address.
+
+Arm's SPE follows drivers/perf/arm_spe_pmu.c and tools/perf/arch/arm64/util/arm-spe.c:
+
+    /sys/bus/event_source/devices/arm_spe_0/type                13
+    /sys/bus/event_source/devices/arm_spe_0/cpumask             0-71
+    /sys/bus/event_source/devices/arm_spe_0/caps/min_interval   1024
+    /sys/bus/event_source/devices/arm_spe_0/format/load_filter  config:33
+    /sys/bus/event_source/devices/arm_spe_0/format/min_latency  config2:0-11
+
+It picks operations and keeps the loads and stores that took long. It is not asked when they came,
+since nothing here wants to know; and for physical addresses only where it also tells memory from
+caches, which it does in codes of each core's own.
 """
 
 import re
@@ -28,7 +40,13 @@ DEVICES = "sys/bus/event_source/devices"
 INTEL = ("cpu", "cpu_core")
 AMD, ARM = "ibs_op", "arm_spe_"
 LOAD_LATENCY_CYCLES = 64
-"""Loads of Intel's CPUs that took less came from a cache."""
+"""Loads of Intel's CPUs that took less came from a cache; of Arm's it counts from the operation's
+start."""
+SPE_INTERVAL = 4096
+"""Operations between two samples that each SPE can do with."""
+NEOVERSE = frozenset({0x41D0C, 0x41D40, 0x41D49, 0x41D4F})
+"""Implementer and part of N1, V1, N2 and V2, as MIDR_EL1 has them: cores whose data source 0xe is
+memory (common_ds_encoding_cpus, tools/perf/util/arm-spe.c)."""
 
 _FORMAT = re.compile(r"(config[12]?):(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)")
 _TERM = re.compile(r"(\w+)(?:=(0x[0-9a-f]+|\d+))?")
@@ -37,11 +55,15 @@ _WORD_BITS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What is sampled: its name, the event, and the most frequent that makes sense."""
+    """What is sampled: its name, the event, and the most frequent that makes sense.
+
+    `cpus` are those that have it, None for all.
+    """
 
     name: str
     event: Event
     least_period: int
+    cpus: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +93,9 @@ def find(root: Path = Path("/")) -> Source | Nothing:
             return source
     if (devices / AMD / "type").exists():
         return _amd(devices / AMD)
-    if any(path.name.startswith(ARM) for path in text.entries(devices)):
-        return Nothing(why="Arm's SPE writes packets that tierd doesn't read yet")
+    for device in text.entries(devices):
+        if device.name.startswith(ARM):
+            return _arm(root, device)
     return Nothing(why="this machine's CPUs offer no event that tells addresses")
 
 
@@ -118,6 +141,32 @@ def _amd(device: Path) -> Source:
     )
     least = 1 << 12 if "l3missonly" in terms else 1 << 16
     return Source(name=AMD, event=event, least_period=least)
+
+
+def _arm(root: Path, device: Path) -> Source:
+    cpus = text.read_ids(device / "cpumask")
+    terms = {"load_filter": 1, "store_filter": 1, "jitter": 1, "min_latency": LOAD_LATENCY_CYCLES}
+    cores = _cores(root, cpus or ())
+    tells_memory = bool(cores) and cores <= NEOVERSE
+    words = _encode(device, terms | {"pa_enable": 1} if tells_memory else terms)
+    event = Event(
+        type=_type(device),
+        config=words.get("config", 0),
+        config1=words.get("config1", 0),
+        config2=words.get("config2", 0),
+        period=1,
+        spe=True,
+        spe_sources=tells_memory,
+    )
+    least = text.read_int(device / "caps/min_interval") or SPE_INTERVAL
+    return Source(name=device.name, event=event, least_period=least, cpus=cpus)
+
+
+def _cores(root: Path, cpus: Sequence[int]) -> frozenset[int]:
+    """Returns implementer and part of the CPUs that are online, as MIDR_EL1 has them."""
+    registers = "sys/devices/system/cpu/cpu{}/regs/identification/midr_el1"
+    found = (text.read_int(root / registers.format(cpu)) for cpu in cpus)
+    return frozenset(midr >> 12 & 0xFF000 | midr >> 4 & 0xFFF for midr in found if midr)
 
 
 def _type(device: Path) -> int:

@@ -39,6 +39,7 @@ _STATUS_BYTES = 64 << 10
 _MAPS_BYTES = 1 << 30
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h
 _DEAD = frozenset("ZXx")
+_FIRST_NAMESPACE = f"pid:[{0xEFFF_FFFC}]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _STATUS = {
     "Tgid": re.compile(r"^Tgid:\s+(\d+)$", re.MULTILINE),
     "Uid": re.compile(r"^Uid:\s+(\d+)\s", re.MULTILINE),
@@ -106,6 +107,18 @@ def read_cgroup(pid: Pid, root: Path = Path("/")) -> str | None:
     content = text.read(_folder(pid, root) / "cgroup", _STATUS_BYTES) or ""
     paths = (line.removeprefix("0::") for line in content.split("\n") if line.startswith("0::"))
     return next(paths, None)
+
+
+def has_other_numbers(root: Path = Path("/")) -> bool:
+    """Tells whether pids here are not the kernel's own, which are those of the first namespace."""
+    found = text.link_name(root / "proc/self/ns/pid")
+    return found is not None and found != _FIRST_NAMESPACE
+
+
+def read_leader(thread: int, root: Path = Path("/")) -> Pid | None:
+    """Returns the process that a thread is of; None where it has gone."""
+    match = _STATUS["Tgid"].search(text.read(root / f"proc/{thread}/status", _STATUS_BYTES) or "")
+    return None if match is None else Pid(int(match[1]))
 
 
 def read_process(pid: Pid, root: Path = Path("/")) -> Process | None:

@@ -42,7 +42,8 @@ def with_hardware(
         if isinstance(source, Nothing):
             log.info("accesses are not sampled by hardware: %s", source.why)
             return damon
-        cpus = text.read_ids(root / "sys/devices/system/cpu/online") or ()
+        online = text.read_ids(root / "sys/devices/system/cpu/online") or ()
+        cpus = [cpu for cpu in online if source.cpus is None or cpu in source.cpus]
         hardware = Hardware(source, cpus, cpu_percent=config.cpu_percent, write_weight=write_weight)
     except (OSError, TierdError) as error:
         log.warning("accesses are not sampled by hardware: %s", error)
