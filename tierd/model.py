@@ -89,7 +89,11 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memdev:
-    """A CXL memory device. `node` is the node its PCI function hangs off, not the one it backs."""
+    """A CXL memory device. `node` is the node its PCI function hangs off, not the one it backs.
+
+    `bridge` is the number by which root decoders' `targets` have its host bridge, and `route` are
+    the ports from there down to its endpoint; None and empty while the kernel has no endpoint.
+    """
 
     name: str
     serial: int | None
@@ -97,10 +101,19 @@ class Memdev:
     pmem_bytes: int
     node: NodeId | None
     firmware: str | None
+    bridge: str | None = None
+    route: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
+    """What maps a range of addresses: of a root (a host's window), a switch or an endpoint.
+
+    `modes` are what a root may map, `ram` and `pmem`; `targets` the numbers of what a root or a
+    switch interleaves over. An endpoint's has a `mode`, and of its `memdev` the capacity from
+    `dpa_start`.
+    """
+
     name: str
     kind: str
     start: int | None
@@ -109,10 +122,18 @@ class Decoder:
     interleave_granularity_bytes: int | None
     region: str | None
     locked: bool | None
+    mode: str | None = None
+    modes: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    memdev: str | None = None
+    dpa_start: int | None = None
+    dpa_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CxlRegion:
+    """Addresses of a root decoder that devices answer, by their `decoders`, in their order."""
+
     name: str
     start: int | None
     size_bytes: int
@@ -121,6 +142,21 @@ class CxlRegion:
     interleave_granularity_bytes: int | None
     memdevs: tuple[str, ...]
     committed: bool
+    root: str | None = None
+    decoders: tuple[str, ...] = ()
+    driver: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBlock:
+    """Memory that can be taken online and offline; `zones` are those that it is in or may be."""
+
+    number: int
+    start: int
+    size_bytes: int
+    state: str
+    zones: tuple[str, ...]
+    node: NodeId | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,12 +14,20 @@ device shows::
     region0/{resource,size,mode,commit}                           0x190000000 0x20000000 ram 1
     region0/{interleave_ways,interleave_granularity,target0}      1 256 decoder2.0
 
+Roots, ports and endpoints lie in each other as the hardware does, and a root decoder names host
+bridges by the numbers of the root's dports::
+
+    root0/decoder0.0/{target_list,cap_ram,cap_pmem}               12 1 1
+    root0/dport12, root0/port1/uport                              both -> .../pci0000:0c
+    root0/port1/endpoint2/decoder2.0/{mode,dpa_resource,dpa_size} ram 0x0 0x0000000020000000
+
 A region that is not set up yet has ways 0 and resource 0xffffffffffffffff, a member that is not
 chosen yet an empty target, a device in no NUMA node node -1: all of these are None here.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from tierd.kernel import text
@@ -27,6 +35,23 @@ from tierd.model import CxlRegion, Decoder, Memdev, NodeId
 
 _DEVICES = Path("sys/bus/cxl/devices")
 _MAX_WAYS = 16  # the most that the CXL specification has
+_TOTAL = re.compile(r"^TOTAL_ERR_\w+ (\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemdevHealth:
+    """What sysfs tells of a memory device's state. The errors are of its PCI function, since boot.
+
+    `driver` is None where nothing drives it, and then it can have no region. The errors follow
+    Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats, and are None where the kernel or the
+    firmware keeps them to itself.
+    """
+
+    driver: str | None
+    security: str | None
+    correctable_errors: int | None
+    nonfatal_errors: int | None
+    fatal_errors: int | None
 
 
 def read_memdevs(root: Path = Path("/")) -> tuple[Memdev, ...]:
@@ -35,7 +60,19 @@ def read_memdevs(root: Path = Path("/")) -> tuple[Memdev, ...]:
     Raises:
         UnexpectedContent: an attribute is not as documented.
     """
-    return tuple(map(_read_memdev, _named(root, r"mem\d+")))
+    endpoints = {
+        text.link_name(path / "uport"): path.resolve() for path in _named(root, r"endpoint\d+")
+    }
+    return tuple(_read_memdev(path, endpoints.get(path.name)) for path in _named(root, r"mem\d+"))
+
+
+def read_health(root: Path = Path("/")) -> Mapping[str, MemdevHealth]:
+    """Reads what is told of every memory device's health, by their names.
+
+    Raises:
+        UnexpectedContent: an attribute is not as documented.
+    """
+    return {path.name: _read_health(path) for path in _named(root, r"mem\d+")}
 
 
 def read_decoders(root: Path = Path("/")) -> tuple[Decoder, ...]:
@@ -44,7 +81,7 @@ def read_decoders(root: Path = Path("/")) -> tuple[Decoder, ...]:
     Raises:
         UnexpectedContent: an attribute is not as documented.
     """
-    return tuple(map(_read_decoder, _named(root, r"decoder\d+\.\d+")))
+    return tuple(_read_decoder(root, path) for path in _named(root, r"decoder\d+\.\d+"))
 
 
 def read_regions(root: Path = Path("/")) -> tuple[CxlRegion, ...]:
@@ -61,7 +98,7 @@ def _named(root: Path, pattern: str) -> Iterable[Path]:
     return sorted(paths, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)])
 
 
-def _read_memdev(path: Path) -> Memdev:
+def _read_memdev(path: Path, endpoint: Path | None) -> Memdev:
     node = text.read_int(path / "numa_node")
     return Memdev(
         name=path.name,
@@ -70,10 +107,52 @@ def _read_memdev(path: Path) -> Memdev:
         pmem_bytes=text.read_int(path / "pmem/size") or 0,
         node=None if node is None or node < 0 else NodeId(node),
         firmware=text.read(path / "firmware_version") or None,
+        bridge=None if endpoint is None else _bridge(endpoint),
+        route=() if endpoint is None else _route(endpoint),
     )
 
 
-def _read_decoder(path: Path) -> Decoder:
+def _route(endpoint: Path) -> tuple[str, ...]:
+    """Returns the ports below the root that an endpoint is behind, and itself."""
+    ports = [part for part in endpoint.parts if re.fullmatch(r"(port|endpoint)\d+", part)]
+    return tuple(ports)
+
+
+def _bridge(endpoint: Path) -> str | None:
+    """Returns the number of the root's dport that an endpoint is behind."""
+    above = [endpoint, *endpoint.parents]
+    roots = (i for i, path in enumerate(above) if re.fullmatch(r"root\d+", path.name))
+    position = next(roots, 0)
+    if not position:
+        return None
+    bridge = text.link_name(above[position - 1] / "uport")
+    dports = (p for p in text.entries(above[position]) if re.fullmatch(r"dport\d+", p.name))
+    names = (p.name.removeprefix("dport") for p in dports if text.link_name(p) == bridge)
+    return next(names, None)
+
+
+def _read_health(path: Path) -> MemdevHealth:
+    function = path.resolve().parent
+    return MemdevHealth(
+        driver=text.link_name(path / "driver"),
+        security=text.read(path / "security/state") or None,
+        correctable_errors=_read_errors(function / "aer_dev_correctable"),
+        nonfatal_errors=_read_errors(function / "aer_dev_nonfatal"),
+        fatal_errors=_read_errors(function / "aer_dev_fatal"),
+    )
+
+
+def _read_errors(path: Path) -> int | None:
+    content = text.read(path)
+    if content is None:
+        return None
+    total = _TOTAL.search(content)
+    if total is None:
+        raise text.UnexpectedContent(path, content, "errors with their total")
+    return int(total[1])
+
+
+def _read_decoder(root: Path, path: Path) -> Decoder:
     locked = text.read_int(path / "locked")
     return Decoder(
         name=path.name,
@@ -84,7 +163,21 @@ def _read_decoder(path: Path) -> Decoder:
         interleave_granularity_bytes=text.read_int(path / "interleave_granularity"),
         region=text.read(path / "region") or None,
         locked=None if locked is None else bool(locked),
+        mode=text.read(path / "mode") or None,
+        modes=tuple(mode for mode in ("ram", "pmem") if text.read_int(path / f"cap_{mode}")),
+        targets=_read_targets(path / "target_list"),
+        memdev=_memdev_of(root, path.name),
+        dpa_start=text.read_address(path / "dpa_resource"),
+        dpa_bytes=text.read_int(path / "dpa_size") or 0,
     )
+
+
+def _read_targets(path: Path) -> tuple[str, ...]:
+    content = text.read(path) or ""
+    targets = tuple(filter(None, content.split(",")))
+    if len(targets) > _MAX_WAYS or not all(target.isdecimal() for target in targets):
+        raise text.UnexpectedContent(path, content, "numbers of targets")
+    return targets
 
 
 def _read_region(root: Path, path: Path) -> CxlRegion:
@@ -92,7 +185,9 @@ def _read_region(root: Path, path: Path) -> CxlRegion:
     if not 0 <= ways <= _MAX_WAYS:
         raise text.UnexpectedContent(path / "interleave_ways", str(ways), "interleave ways")
     targets = (text.read(path / f"target{position}") for position in range(ways))
-    memdevs = (_memdev_of(root, decoder) for decoder in targets if decoder)
+    decoders = tuple(decoder for decoder in targets if decoder)
+    memdevs = (_memdev_of(root, decoder) for decoder in decoders)
+    above = path.resolve().parent.name
     return CxlRegion(
         name=path.name,
         start=text.read_address(path / "resource"),
@@ -102,7 +197,14 @@ def _read_region(root: Path, path: Path) -> CxlRegion:
         interleave_granularity_bytes=text.read_int(path / "interleave_granularity") or None,
         memdevs=tuple(memdev for memdev in memdevs if memdev is not None),
         committed=text.read_int(path / "commit") == 1,
+        root=above if _is_decoder(above) else None,
+        decoders=decoders,
+        driver=text.link_name(path / "driver"),
     )
+
+
+def _is_decoder(name: str) -> bool:
+    return re.fullmatch(r"decoder\d+\.\d+", name) is not None
 
 
 def _memdev_of(root: Path, decoder: str) -> str | None:

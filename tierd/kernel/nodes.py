@@ -12,8 +12,7 @@ A machine with 512 MiB of CXL memory shows::
     node1/access0/initiators/read_latency       150
     node1/access0/initiators/read_bandwidth     10000
     node1/access0/initiators/node0              (link)
-    node1/memory48                              (link to a block of block_size_bytes)
-    ../memory/block_size_bytes                  8000000
+    node1/memory48                              (link to a block, see tierd.kernel.blocks)
 
 access0 is the best initiator of any kind, access1 the best one with CPUs; both come from HMAT or
 CDAT, in ns and MB/s, and are absent where the firmware says nothing. A figure of 0 is unknown.
@@ -24,15 +23,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tierd.kernel import text
+from tierd.kernel import blocks, text
 from tierd.model import NodeId, Performance
 
 _NODES = Path("sys/devices/system/node")
-_BLOCK_SIZE = Path("sys/devices/system/memory/block_size_bytes")
 _MEMINFO_BYTES = 64 << 10
 _MEMINFO = re.compile(r"^Node \d+ (MemTotal|MemFree): +(\d+) kB$", re.MULTILINE)
 _PROGRAMS = re.compile(r"^Node \d+ (AnonPages|Shmem): +(\d+) kB$", re.MULTILINE)
-_BLOCK = re.compile(r"memory(\d+)")
 _MAX_NODES = 1024  # MAX_NUMNODES with NODES_SHIFT=10, the most that a kernel can be built for
 
 
@@ -149,16 +146,12 @@ _UNKNOWN = Performance(
 
 
 def _read_blocks(root: Path, folder: Path) -> tuple[range, ...]:
-    """Returns the blocks as physical ranges. block_size_bytes is hexadecimal without 0x."""
-    size = text.read(root / _BLOCK_SIZE)
-    if not size:
+    """Returns the blocks as physical ranges."""
+    block_bytes = blocks.read_block_bytes(root)
+    if block_bytes is None:
         return ()
-    try:
-        block_bytes = int(size, 16)
-    except ValueError:
-        raise text.UnexpectedContent(root / _BLOCK_SIZE, size, "a hexadecimal size") from None
-    names = (_BLOCK.fullmatch(entry.name) for entry in text.entries(folder))
-    starts = sorted(int(match[1]) * block_bytes for match in names if match is not None)
+    numbers = (blocks.number_of(entry) for entry in text.entries(folder))
+    starts = sorted(number * block_bytes for number in numbers if number is not None)
     return _join(starts, block_bytes)
 
 
