@@ -14,6 +14,7 @@ from tierd.cli.asking import events, explain, heat, targets, top
 from tierd.cli.completion import SHELLS, script
 from tierd.cli.config import config as config_commands
 from tierd.cli.connect import monitor
+from tierd.cli.cxl import cxl
 from tierd.cli.doctor import Finding, Verdict, examine
 from tierd.cli.errors import Commands, Failure
 from tierd.cli.options import config_option, json_option
@@ -103,7 +104,7 @@ def completion(shell: str) -> None:
 
 
 for command in (
-    *(config_commands, events, explain, heat, targets, top),
+    *(config_commands, cxl, events, explain, heat, targets, top),
     *(drain, pause, pin, resume, set_, unpin),
     *(record, replay, size),
 ):
