@@ -67,9 +67,10 @@ def test_newer_cores_want_a_leader(tmp_path: Path) -> None:
 
 def test_of_two_kinds_of_cores_the_faster_ones_are_sampled(tmp_path: Path) -> None:
     hybrid = {path.replace(CPU, CORE): content for path, content in ICELAKE.items()}
-    source = found(tmp_path, hybrid)
+    source = found(tmp_path, hybrid | {f"{CORE}/cpus": "0-7\n"})
     assert isinstance(source, Source)
     assert source.name == "cpu_core/mem-loads"
+    assert source.cpus == tuple(range(8))
 
 
 @pytest.mark.parametrize(

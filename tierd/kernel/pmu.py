@@ -127,7 +127,8 @@ def _intel(device: Path) -> Source | None:
         leader=leader,
         precise=min(text.read_int(device / "caps/max_precise") or 0, 3),
     )
-    return Source(name=f"{device.name}/mem-loads", event=event, least_period=1000)
+    cpus = text.read_ids(device / "cpus")  # of a hybrid CPU's, which has cores of two kinds
+    return Source(name=f"{device.name}/mem-loads", event=event, least_period=1000, cpus=cpus)
 
 
 def _amd(device: Path) -> Source:
