@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -282,15 +282,6 @@ def test_what_has_cooled_does_not_rise_for_its_past() -> None:
     assert not len(made.moves), "nor does it make way while nobody needs the room"
 
 
-def test_what_cools_makes_way_while_it_is_still_warm() -> None:
-    """But not for what is hardly hotter than it has been on average."""
-    made = pieces((0, 100, HOT, (1,)), (100, 100, HOT, (0, 1)))
-    made["short"][0] = HOT / 10
-    assert pages_moved(decide(made, rooms(0, 1000)), 1, 0) == 100
-    made["short"][1] = made["long"][1] = HOT / 3
-    assert not len(decide(made, rooms(0, 1000)).moves)
-
-
 def test_nothing_is_demoted_into_a_full_tier() -> None:
     made = decide(pieces((0, 100, 0, [1]), (100, 100, HOT, [0, 1])), rooms(0, 30))
     assert (pages_moved(made, 0, 1), pages_moved(made, 1, 0)) == (30, 30)
@@ -501,6 +492,8 @@ def test_a_steady_hot_set_converges_and_then_nothing_moves(
 
 @settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 1 << 16), period_s=st.floats(8, 20))
+@example(seed=0, period_s=20.0)
+@example(seed=3, period_s=20.0)
 def test_to_and_fro_that_does_not_pay_comes_to_rest(seed: int, period_s: float) -> None:
     """Two sets are lukewarm in turn, too briefly to win back a move, in a tier for one of them."""
     pages, length, minute = 2048, 512, round(60 / AGGREGATION_S)

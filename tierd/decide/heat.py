@@ -79,16 +79,6 @@ def assured(pieces: NDArray[np.void], policy: Policy) -> NDArray[np.float32]:
     return np.asarray(np.maximum(per_page_s - 2 * deviation, 0) / PAGE_BYTES, np.float32)
 
 
-def cooling(pieces: NDArray[np.void]) -> NDArray[np.float32]:
-    """Returns the heat that pieces make way with: their score, of what has cooled less than that.
-
-    Of that the short average counts three to one, so that another hot set need not wait until the
-    long one has forgotten it; it still ranks before what never was hot.
-    """
-    found = score(pieces)
-    return np.asarray(np.minimum(found, (found + pieces["short"]) / 2), np.float32)
-
-
 def fold(
     pieces: NDArray[np.void], accesses: Accesses, mapped: Ranges, policy: Policy
 ) -> NDArray[np.void]:

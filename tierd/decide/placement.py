@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.decide.heat import COLD_PER_PAGE_S, assured, concatenate, cooling, score
+from tierd.decide.heat import COLD_PER_PAGE_S, assured, concatenate, score
 from tierd.decide.latency import Way, loaded_gap_ns
 from tierd.decide.shares import by_class, by_weight, divide
 from tierd.model import (
@@ -190,7 +190,6 @@ class _Steps:
         length = (pieces["end"] - pieces["start"]).astype(np.float64)
         self.bytes = length[:, None] * pieces["resident"][:, : len(rooms)]
         self.heat = np.where(pinned, np.inf, score(pieces))
-        self.cooling = np.where(pinned, np.inf, cooling(pieces))
         self.assured = np.where(pinned, np.inf, assured(pieces, policy))
         # What was hot and made way when it cooled doesn't come back for the sake of its past.
         self.lasting = np.where(pinned, np.inf, np.minimum(self.assured, pieces["short"]))
@@ -428,7 +427,7 @@ class _Steps:
 
     def _sinking(self, rank: int) -> _Stock:
         """Bytes on the tier that may make way, coldest first."""
-        stock = self._stock(range(rank, rank + 1), rank, self.cooling)
+        stock = self._stock(range(rank, rank + 1), rank, self.heat)
         stock = stock.take(np.flatnonzero(~(self.held | self.pinned)[stock.piece]))
         return stock.take(np.argsort(stock.heat, kind="stable"))
 
