@@ -119,7 +119,7 @@ def target(daemon: Daemon, watched: Watched) -> dict[str, Any]:
     length = (pieces["end"] - pieces["start"]).astype(np.float64)
     resident = length[:, None] * pieces["resident"]
     most = np.inf if watched.accesses is None else ceiling(watched.accesses)
-    hot = is_hot(pieces, most, daemon.policy())
+    hot = is_hot(pieces, most, daemon.policy(), daemon.gaps_ns)
     rate = (score(pieces)[:, None] * resident).sum(axis=0)
     ranks = sorted(daemon.names)
     return {

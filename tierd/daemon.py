@@ -109,6 +109,8 @@ class Daemon:
         self.latencies = Latencies()
         self.closed: frozenset[Way] = frozenset()
         """Ways up that nothing is moved, since the faster tier answers no sooner under load."""
+        self.gaps_ns: tuple[float, ...] = ()
+        """Between the tiers, as the last plan has taken them; empty before it."""
         self.unwatched: dict[Pid, str] = {}
         self.flows = Flows()
         self.cost = MoveCost(config.policy.placement.move_cost_ns)
@@ -149,7 +151,7 @@ class Daemon:
                 watched.pieces = unsettle(watched.pieces)
         self.topology, self.mover = topology, mover
         self.names, self.rank_of_node = topology.names(), ranks
-        self.node_map, self.closed = topology.node_map(), frozenset()
+        self.node_map, self.closed, self.gaps_ns = topology.node_map(), frozenset(), ()
         self.tenants = Tenants(self.config.tenants, topology.tiers)
 
     def run(self, stop_asked: Callable[[float], bool], *, for_s: float | None = None) -> None:
@@ -374,7 +376,9 @@ class Daemon:
         Judged are the pieces that are placed by their heat.
         """
         before = watched.guard
-        watched.guard = judge(before, pieces, most, self.policy(), now_s=now_s)
+        watched.guard = judge(
+            before, pieces, most, self.policy(), now_s=now_s, gaps_ns=self.gaps_ns
+        )
         if watched.guard.rests_until_s > before.rests_until_s:
             who, rest_s = watched.process, watched.guard.rests_until_s - now_s
             log.warning(
@@ -492,6 +496,7 @@ class Daemon:
             sorted_by_kernel=self.sorted_by_kernel,
         )
         self.shares = made.shares
+        self.gaps_ns = made.gaps_ns
         self.flows.note(made)
         first = 0
         for target in targets:
@@ -505,7 +510,7 @@ class Daemon:
         if not self.sampler.can_zoom:
             return
         due = [target for target in targets if self.watched[target.pid].zoom_at_s <= now_s]
-        doubt = most_doubtful(due, self.policy(), now_s=now_s)
+        doubt = most_doubtful(due, self.policy(), now_s=now_s, gaps_ns=self.gaps_ns)
         if doubt is not None:
             self.sampler.zoom(doubt.pid, doubt.start, doubt.end, per_page_s=doubt.per_page_s)
 

@@ -31,6 +31,22 @@ class TierKind(StrEnum):
     SWAP = "swap"
 
 
+class Online(StrEnum):
+    """What becomes of the memory of a new region."""
+
+    MOVABLE = "movable"
+    """It is online, and can be taken offline again."""
+    NORMAL = "normal"
+    """It is online and the kernel may use it itself: it stays until the next boot."""
+    NONE = "none"
+    """It is left offline."""
+
+    @property
+    def policy(self) -> str:
+        """What auto_online_blocks has to hold when the blocks come."""
+        return {"movable": "online_movable", "normal": "online_kernel", "none": "offline"}[self]
+
+
 class Backing(StrEnum):
     """What a node's memory is made of, as far as the kernel tells."""
 
@@ -42,12 +58,15 @@ class Backing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Performance:
-    """HMAT's figures from the nearest initiator to a node; what the firmware leaves out is None."""
+    """Figures from the nearest initiator to a node, by HMAT and CDAT; what they leave out is None.
 
-    read_latency_ns: int | None
-    write_latency_ns: int | None
-    read_bandwidth_mbps: int | None
-    write_bandwidth_mbps: int | None
+    What a MB is they don't tell; it is 2^20 bytes by QEMU, and where tierd measures.
+    """
+
+    read_latency_ns: int | None = None
+    write_latency_ns: int | None = None
+    read_bandwidth_mbps: int | None = None
+    write_bandwidth_mbps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

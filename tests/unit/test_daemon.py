@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.unit.conftest import CXL_ERRORS
 from tests.unit.machine import (
     AGGREGATION_S,
     CXL,
@@ -240,7 +241,9 @@ def test_status_is_as_documented_and_can_be_shown(machine: Machine) -> None:
     for name in ("tiers", "targets", "moved"):
         assert status[name][0].keys() == STATUS[name][0].keys()
     assert status["sampler"].keys() == STATUS["sampler"].keys()
-    assert as_text(json.loads(json.dumps(status))).startswith(f"tierd {os.getpid()}: place, 8 ")
+    text = as_text(json.loads(json.dumps(status)) | {"cxl": CXL_ERRORS})
+    assert text.startswith(f"tierd {os.getpid()}: place, 8 ")
+    assert ["mem0", "region0", "poison", "uncorrected", "3"] in map(str.split, text.splitlines())
 
 
 def test_status_tells_what_was_done(machine: Machine) -> None:
@@ -437,6 +440,18 @@ def test_a_process_whose_moves_do_not_pay_is_left_alone_and_told(
     assert sum(moved[20:]) == 0
     assert machine.told[-1]["targets"][0]["rests"]
     assert "most of what was moved lately was not worth it" in caplog.text
+
+
+def test_what_is_hot_goes_by_the_gap_between_the_tiers(machine: Machine) -> None:
+    """As what is moved does: a half is too cold for the configured gap."""
+    dram, cxl = machine.topology.tiers
+    tiers = (replace(dram, latency_ns=90), replace(cxl, latency_ns=490))
+    machine.topology = replace(machine.topology, tiers=tiers)
+    machine.start(HOT, Memory(SPAN))
+    edges, at_s = [0, PAGES // 2, PAGES], np.arange(0, 20, AGGREGATION_S).tolist()
+    lukewarm = [snapshot(edges, [1, 0], now_s) for now_s in at_s]
+    machine.rounds(machine.daemon(FakeSampler(lukewarm, machine)), 20)
+    assert machine.told[-1]["targets"][0]["hot"] == {"dram": len(HALF_HOT), "cxl": 0}
 
 
 class Looking(FakeSampler):

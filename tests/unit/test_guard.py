@@ -58,6 +58,16 @@ def test_what_counts_as_not_worth_it(fields: dict[str, float], share: float) -> 
     assert regret(Guard(), made, np.inf, POLICY, now_s=NOW_S) == share / counted
 
 
+@pytest.mark.parametrize(
+    ("gaps_ns", "share"), [((), 1), ((100.0, 400.0), 0), ((400.0, 100.0), 1), ((400.0,), 0)]
+)
+def test_what_was_worth_its_move_is_not_cold(gaps_ns: tuple[float, ...], share: float) -> None:
+    """A quarter of the heat is enough for a step that saves four times as much."""
+    made = pieces((ENOUGH, {"short": HOT / 4, "long": HOT / 4}))
+    made["resident"][:, :2] = [[0, 1]]
+    assert regret(Guard(), made, np.inf, POLICY, now_s=NOW_S, gaps_ns=gaps_ns) == share
+
+
 def test_too_little_is_no_evidence() -> None:
     made = pieces((ENOUGH - 1, COLD))
     assert regret(Guard(), made, np.inf, POLICY, now_s=NOW_S) == 0

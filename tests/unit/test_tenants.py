@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import pytest
 
+from tests.unit.conftest import CXL_ERRORS
 from tests.unit.machine import (
     HALF_HOT,
     HOT,
@@ -98,7 +99,7 @@ def test_the_daemon_keeps_shares() -> None:
     assert db["resident"]["dram"] == pytest.approx(31 * MIB, abs=2 * MIB)
     assert others["resident"]["dram"] == pytest.approx(16 * MIB, abs=2 * MIB)
     assert db["share"]["dram"] + others["share"]["dram"] <= 48 * MIB
-    text = as_text({"pid": 1, **machine.told[-1], "config": as_dict(config)})
+    text = as_text({"pid": 1, **machine.told[-1], "config": as_dict(config), "cxl": CXL_ERRORS})
     moment = Moment(at_s=0.0, status={"pid": 1, **machine.told[-1]}, pressure=None)
     for told in (text.splitlines(), frame(moment, moment)):
         (row,) = (line.split() for line in told if line.startswith("/db") and "dram" in line)

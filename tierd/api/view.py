@@ -68,7 +68,7 @@ class View:
         pieces, names = watched.pieces, self.daemon.names
         most = float("inf") if watched.accesses is None else ceiling(watched.accesses)
         size = (pieces["end"] - pieces["start"]).astype(np.int64)
-        reason = explain(pieces, most, self.daemon.policy())
+        reason = explain(pieces, most, self.daemon.policy(), self.daemon.gaps_ns)
         heat = score(pieces).astype(np.float64) * PAGE_BYTES
         resident = (size[:, None] * pieces["resident"][:, : len(names)]).astype(np.int64)
         columns = (pieces["start"], pieces["end"], heat.round(3), resident, reason)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why memory lies where it does, as far as the last plan and the samples tell."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -21,13 +22,16 @@ REASONS: tuple[str, ...] = (*map(str, Why), *map(str, KEPT_CODE))
 """What explain() indexes."""
 
 
-def explain(pieces: NDArray[np.void], ceiling: float, policy: Policy) -> NDArray[np.intp]:
+def explain(
+    pieces: NDArray[np.void], ceiling: float, policy: Policy, gaps_ns: Sequence[float] = ()
+) -> NDArray[np.intp]:
     """Tells of each piece why no more of it is in the fastest tier, as an index into REASONS.
 
     Args:
         pieces: dtype PIECE, as the last plan has left them.
         ceiling: the heat above which the samples cannot tell pieces apart.
         policy: what a move must win back.
+        gaps_ns: those of the last plan; the configured gap where there are none.
     """
     size = (pieces["end"] - pieces["start"]).astype(np.float64)
     below = size * pieces["resident"][:, 1:MAX_TIERS].sum(axis=1)
@@ -35,7 +39,7 @@ def explain(pieces: NDArray[np.void], ceiling: float, policy: Policy) -> NDArray
     cases = [
         (~np.isfinite(pieces["probed_s"]), Why.UNSEEN),
         (below < PAGE_BYTES, Why.FASTEST),
-        ((kept == 0) & ~is_hot(pieces, ceiling, policy), Why.COLD),
+        ((kept == 0) & ~is_hot(pieces, ceiling, policy, gaps_ns), Why.COLD),
     ]
     names = list(Why)
     hot = np.where(kept > 0, len(names) - 1 + kept, names.index(Why.RISING))

@@ -7,6 +7,7 @@ nothing of the target is moved up for a while, which doubles each time. It still
 others.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,14 +39,21 @@ class Guard:
 
 
 def judge(
-    guard: Guard, pieces: NDArray[np.void], ceiling: float, policy: Policy, *, now_s: float
+    guard: Guard,
+    pieces: NDArray[np.void],
+    ceiling: float,
+    policy: Policy,
+    *,
+    now_s: float,
+    gaps_ns: Sequence[float] = (),
 ) -> Guard:
-    """Returns what is known with the target's pieces (dtype PIECE) as they are now."""
+    """Returns what is known with the target's pieces as they are now; see regret()."""
     if guard.rests(now_s):
         return guard
     if guard.strikes and now_s - guard.rests_until_s > policy.retry_most_s:
         guard = replace(guard, strikes=0)
-    if regret(guard, pieces, ceiling, policy, now_s=now_s) * 100 <= policy.regret_percent:
+    regrets = regret(guard, pieces, ceiling, policy, now_s=now_s, gaps_ns=gaps_ns)
+    if regrets * 100 <= policy.regret_percent:
         return guard
     rest_s = min(policy.horizon_s * 2.0**guard.strikes, policy.retry_most_s)
     strikes = min(guard.strikes + 1, MOST_TIMES)
@@ -53,9 +61,25 @@ def judge(
 
 
 def regret(
-    guard: Guard, pieces: NDArray[np.void], ceiling: float, policy: Policy, *, now_s: float
+    guard: Guard,
+    pieces: NDArray[np.void],
+    ceiling: float,
+    policy: Policy,
+    *,
+    now_s: float,
+    gaps_ns: Sequence[float] = (),
 ) -> float:
-    """Returns how much of what was moved lately was better left alone: 0 to 1."""
+    """Returns how much of what was moved lately was better left alone: 0 to 1.
+
+    Args:
+        guard: what has been judged before.
+        pieces: the target's (dtype PIECE).
+        ceiling: the heat above which its samples cannot tell pieces apart.
+        policy: what a move costs, and has to win back.
+        now_s: the instant that `held_until_s` is compared with.
+        gaps_ns: those of the last plan: what was worth a move over one of them is not cold there.
+            Empty before the first one.
+    """
     lately = (pieces["rose"] != 0) & (pieces["moved_s"] > guard.since_s)
     pieces = pieces.take(np.flatnonzero(lately))
     size = (pieces["end"] - pieces["start"]) * pieces["resident"].sum(axis=1)
@@ -64,7 +88,10 @@ def regret(
         return 0.0
     swung = (pieces["rose"] < 0) & (pieces["swings"] > 0)
     has_rested = pieces["held_until_s"] <= now_s
-    cold = score(pieces) * policy.hysteresis < hot_from(ceiling, policy)
+    gaps_ns = gaps_ns or (policy.latency_gap_ns,)
+    hot = np.array([hot_from(ceiling, policy, [gap_ns]) for gap_ns in gaps_ns])
+    rank = np.minimum(pieces["resident"].argmax(axis=1), len(gaps_ns) - 1)
+    cold = score(pieces) * policy.hysteresis < hot[rank]
     unused = (pieces["rose"] > 0) & (pieces["owed"] > 0) & has_rested & cold
     return float(size[swung | unused].sum()) / moved_bytes
 

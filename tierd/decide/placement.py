@@ -152,19 +152,23 @@ def worthwhile(policy: Policy, gap_ns: float) -> float:
     return policy.payback * policy.move_cost_ns / (gap_ns * policy.horizon_s) / PAGE_BYTES
 
 
-def is_hot(pieces: NDArray[np.void], ceiling: float, policy: Policy) -> NDArray[np.bool_]:
-    """Tells the pieces worth a move to a tier that is faster by the configured gap."""
-    return np.asarray(assured(pieces, policy) >= hot_from(ceiling, policy), np.bool_)
+def is_hot(
+    pieces: NDArray[np.void], ceiling: float, policy: Policy, gaps_ns: Sequence[float] = ()
+) -> NDArray[np.bool_]:
+    """Tells the pieces worth a move to a faster tier; see hot_from()."""
+    return np.asarray(assured(pieces, policy) >= hot_from(ceiling, policy, gaps_ns), np.bool_)
 
 
-def hot_from(ceiling: float, policy: Policy) -> float:
-    """Returns the heat from which memory is worth a move up by the configured gap.
+def hot_from(ceiling: float, policy: Policy, gaps_ns: Sequence[float] = ()) -> float:
+    """Returns the heat from which memory is worth a move up by the widest gap.
 
     Args:
         ceiling: the heat above which samples cannot tell memory apart.
         policy: what a move costs, and has to win back.
+        gaps_ns: of a plan; the configured gap where there are none.
     """
-    return min(worthwhile(policy, policy.latency_gap_ns), NEAR_CEILING * ceiling)
+    gap_ns = max(gaps_ns, default=policy.latency_gap_ns)
+    return min(worthwhile(policy, gap_ns), NEAR_CEILING * ceiling)
 
 
 class _Steps:
@@ -202,9 +206,16 @@ class _Steps:
         self.class_ = np.array([each.class_.rank for each in tenants])
         self.shares: list[Floats] = []
         self.held = pieces["held_until_s"] > now_s
-        self.swings = pieces["swings"] > 0
+        self.refused, self.swings = pieces["refusals"] > 0, pieces["swings"] > 0
+        # What has just risen may rise on; what others of its pages were refused is not among that.
+        self.rises_on = (pieces["rose"] > 0) & ~self.refused & ~self.swings
+        self.fastest = (self.bytes >= PAGE_BYTES).argmax(axis=1)
         self.rooms, self.closed = rooms, closed
         self.free = np.array([float(room.free_bytes - room.headroom_bytes) for room in rooms])
+        self.in_turn = HEADROOM_LOW * np.array([float(room.headroom_bytes) for room in rooms])
+        """Bytes of its headroom that each tier may lend until as many have left it."""
+        self.left = np.zeros(len(rooms))
+        """Bytes that are promoted from each tier, whose room nothing was sent to yet."""
         self.policy = policy
         self.budget_bytes, self.rising_bytes = budget_bytes, rising_bytes
         self.promotions: list[_Batch] = []
@@ -269,6 +280,7 @@ class _Steps:
         below, (budget, rising_budget) = self._below(rank), budgets
         wanted = self._wanted(rank, rising, sinking, room)
         promoted = _up_to(wanted, min(_affordable(budget, room), rising_budget))
+        promoted = self._with_ripples(rank, rising, promoted, room=room, budget=budget)
         evicted = max(promoted.sum() - room if wanted.any() else 0.0, shortfall)
         if not wanted.any():
             sinking = sinking.take(np.flatnonzero(sinking.heat < sinking.margin))
@@ -278,7 +290,32 @@ class _Steps:
         full = Kept.NO_ROOM if len(self.tenants) == 1 else Kept.SHARE
         self._keep(full, rising.piece, rising.size - wanted)
         self._promote(rising, promoted, rank)
-        self._demote(sinking, demoted, rank)
+        self._demote(sinking, demoted, rank, spare=budget - promoted.sum() - demoted.sum())
+
+    def _with_ripples(
+        self, rank: int, rising: _Stock, promoted: Floats, *, room: float, budget: float
+    ) -> Floats:
+        """Returns how much is promoted where what makes way may have others make way for it.
+
+        Args:
+            rank: the tier.
+            rising: what is to be moved up.
+            promoted: how much of each, were it not for that.
+            room: as _wanted() takes it.
+            budget: bytes that may be moved.
+        """
+        lower = rank + 1
+        if lower == len(self.rooms) - 1:
+            return promoted
+        up, leaves = promoted.sum(), promoted[rising.tier == lower].sum()
+        down = max(up - room, 0.0)
+        further = max(down - max(self._room_in_turn(lower, leaves), 0.0), 0.0)
+        moved = up + down + further
+        return promoted if moved <= budget else _up_to(promoted, up * budget / moved)
+
+    def _room_in_turn(self, rank: int, leaves: float) -> float:
+        """Returns how many bytes can be sent to a tier that so many leave afterwards."""
+        return float(self.free[rank] + min(leaves, self.in_turn[rank]))
 
     def _below(self, rank: int) -> float:
         """Bytes that the slower tiers can take."""
@@ -313,7 +350,8 @@ class _Steps:
         budgets = self._budgets(wanted, allowed)
         for tenant in np.argsort(gain / self.weight, kind="stable"):
             up, down, room = mine[tenant]
-            self._fill(rank, up, down, room=room, shortfall=0.0, budgets=budgets[tenant])
+            left = np.minimum(budgets[tenant], (self.budget_bytes, self.rising_bytes))
+            self._fill(rank, up, down, room=room, shortfall=0.0, budgets=left)
 
     def _budgets(self, wanted: Floats, room: Floats) -> Floats:
         """Divides the budgets by weight; what one doesn't need is the others'.
@@ -332,12 +370,10 @@ class _Steps:
 
     def _shares(self, rank: int, rising: _Stock, has: Floats) -> Floats:
         """Divides the tier's bytes between the tenants."""
-        margin = self._margin(rank, self.ceiling)
         here = self.bytes[:, rank]
         below = self._by_tenant(self.tenant[rising.piece], rising.size)
         used = self._by_tenant(self.tenant, here * (self.heat * PAGE_BYTES >= COLD_PER_PAGE_S))
-        stays = self.heat * self.policy.hysteresis >= margin
-        hot = self._by_tenant(self.tenant, here * stays)
+        hot = self._by_tenant(self.tenant, here * self._stays(rank))
         return divide(
             float(max(has.sum() + self.free[rank], 0.0)),
             guaranteed=self._of_tier("guaranteed_bytes", rank),
@@ -347,6 +383,11 @@ class _Steps:
             wanted=hot + below,
             class_=self.class_,
         )
+
+    def _stays(self, rank: int) -> NDArray[np.bool_]:
+        """Tells the pieces that a tenant wants on the tier, until they are clearly cold."""
+        margin = self._margin(rank, self.ceiling)
+        return np.asarray(self.heat * self.policy.hysteresis >= margin, np.bool_)
 
     def _lacking(self, rank: int, gain: float, due: float, tier_bytes: float) -> float:
         """Returns how many bytes others have to make way for.
@@ -377,13 +418,37 @@ class _Steps:
             class_ = self.class_[self.tenant[sinking.piece]]
             sinking = sinking.take(np.argsort(-class_, kind="stable"))
         beyond = np.maximum(has - self._of_tier("maximum_bytes", rank, np.inf), 0.0)
-        over = np.maximum(has - share, 0.0)
-        taken = self._coldest(sinking, beyond)
+        over = self._over(rank, sinking, has, share)
+        taken = self._beyond(rank, sinking, beyond)
         more = self._coldest(sinking, over)
         taken = np.maximum(taken, _up_to(more, lacking))
-        taken = _up_to(taken, min(self._below(rank), self.budget_bytes / 2))
-        self._demote(sinking, taken, rank)
+        most = self.budget_bytes / 2
+        taken = _up_to(taken, min(self._below(rank), most))
+        self._demote(sinking, taken, rank, spare=most - taken.sum())
         return replace(sinking, size=sinking.size - taken)
+
+    def _beyond(self, rank: int, sinking: _Stock, size: Floats) -> Floats:
+        """Returns how much of each makes way for each tenant to have so many bytes less.
+
+        What was moved lately is waited for: hotter memory does not go in its place, as it does in
+        that of what was refused.
+        """
+        stock = self._on(rank, ~(self.held & self.refused | self.pinned))
+        taken = np.zeros(len(self.held))
+        taken[stock.piece] = self._coldest(stock, size)
+        return taken[sinking.piece]
+
+    def _over(self, rank: int, sinking: _Stock, has: Floats, share: Floats) -> Floats:
+        """Returns how much each has beyond its share, of what may make way.
+
+        What is wanted goes only where that alone is more than the share: it does not make way in
+        place of cold memory that is held.
+        """
+        stays, owner = self._stays(rank), self.tenant[sinking.piece]
+        unwanted = self._by_tenant(owner, sinking.size * ~stays[sinking.piece])
+        wanted = self._by_tenant(self.tenant, self.bytes[:, rank] * stays)
+        over = np.maximum(has - share, 0.0)
+        return np.minimum(over, unwanted + np.maximum(wanted - share, 0.0))
 
     def _coldest(self, sinking: _Stock, size: Floats) -> Floats:
         """Returns how much to take of each to have so many bytes of each tenant's coldest."""
@@ -405,9 +470,11 @@ class _Steps:
 
     def _rising(self, rank: int) -> _Stock:
         """Bytes below the tier that are worth a move up, hottest first."""
-        stock = self._stock(range(rank + 1, len(self.rooms)), rank, self.lasting)
+        piece, column = np.nonzero(self.bytes[:, rank + 1 :] >= PAGE_BYTES)
+        stock = self._stock_of(piece, column + rank + 1, rank, self.lasting)
         hot = stock.heat >= stock.margin
         rests, held, swings = (flags[stock.piece] for flags in (self.rests, self.held, self.swings))
+        held &= ~(self.rises_on[stock.piece] & (stock.tier == self.fastest[stock.piece]))
         closed = self._is_closed(stock, rank)
         may_rise = hot & ~rests & ~closed
         for why, kept in (
@@ -427,21 +494,25 @@ class _Steps:
 
     def _sinking(self, rank: int) -> _Stock:
         """Bytes on the tier that may make way, coldest first."""
-        stock = self._stock(range(rank, rank + 1), rank, self.heat)
-        stock = stock.take(np.flatnonzero(~(self.held | self.pinned)[stock.piece]))
+        return self._on(rank, ~(self.held | self.pinned))
+
+    def _on(self, rank: int, these: NDArray[np.bool_]) -> _Stock:
+        """Bytes of these pieces on the tier, coldest first."""
+        piece = np.flatnonzero(these & (self.bytes[:, rank] >= PAGE_BYTES))
+        stock = self._stock_of(piece, np.full(len(piece), rank), rank, self.heat)
         return stock.take(np.argsort(stock.heat, kind="stable"))
 
-    def _stock(self, ranks: range, rank: int, heat: Floats) -> _Stock:
-        """Bytes on some tiers, by piece, with the heat from which tier `rank` is worth it."""
-        columns = self.bytes[:, ranks.start : ranks.stop]
-        piece, column = np.nonzero(columns >= PAGE_BYTES)
-        tier, heat = column + ranks.start, heat[piece]
+    def _stock_of(
+        self, piece: NDArray[np.intp], tier: NDArray[np.intp], rank: int, heat: Floats
+    ) -> _Stock:
+        """Bytes of pieces on tiers, with the heat from which tier `rank` is worth it."""
+        heat = heat[piece]
         if self.times is not None:
             heat = heat * self.times[piece, tier]
         return _Stock(
             piece=piece,
             tier=tier,
-            size=columns[piece, column],
+            size=self.bytes[piece, tier],
             heat=heat,
             margin=self._margin(rank, self.ceiling[piece]),
         )
@@ -481,15 +552,52 @@ class _Steps:
         self._spend(rising, size)
         self.rising_bytes -= size.sum()
         self.free[rank] -= size.sum()
+        self.left += np.bincount(rising.tier, size, len(self.rooms))
 
-    def _demote(self, sinking: _Stock, size: Floats, rank: int) -> None:
-        """Sends what makes way to the next tier below that has room for it."""
-        for lower in range(rank + 1, len(self.rooms)):
-            sent = _up_to(size, self.free[lower])
-            self.demotions.append(_Batch(sinking, sent, np.full(len(sent), lower)))
-            self._spend(sinking, sent)
-            self.free[lower] -= sent.sum()
-            size = size - sent
+    def _demote(self, sinking: _Stock, size: Floats, rank: int, *, spare: float) -> None:
+        """Sends what makes way down, the hottest of it to the next tier.
+
+        Args:
+            sinking: what may make way.
+            size: how much of each does.
+            rank: the tier.
+            spare: bytes that may make way for it further down.
+        """
+        going = replace(sinking, size=size).take(np.flatnonzero(size))
+        for tenant in np.unique(self.tenant[going.piece]):
+            mine = self._of_tenant(going, tenant)
+            mine = mine.take(np.argsort(-mine.heat, kind="stable"))
+            for lower in range(rank + 1, len(self.rooms)):
+                before = len(self.demotions)
+                sent = self._receive(lower, mine, tenant, spare)
+                spare -= sum(batch.size.sum() for batch in self.demotions[before:])
+                self.demotions.insert(before, _Batch(mine, sent, np.full(len(sent), lower)))
+                self._spend(mine, sent)
+                mine = replace(mine, size=mine.size - sent)
+
+    def _receive(self, rank: int, coming: _Stock, tenant: int, spare: float) -> Floats:
+        """Returns how much of what comes from above a tier takes.
+
+        What lies there and is clearly colder, of the same tenant, makes way: otherwise what comes
+        would pass it on the way down, to come back and change places with it.
+        """
+        room = max(self._room_in_turn(rank, self.left[rank]), 0.0)
+        if rank == len(self.rooms) - 1:
+            sent, further = _up_to(coming.size, room), 0.0
+        else:
+            mine = self.tenant == tenant
+            colder = self._on(rank, mine & ~(self.held | self.pinned))
+            margin = self._margin(rank, self.ceiling[coming.piece])
+            fits = self._wanted(rank, replace(coming, margin=margin), colder, room)
+            sent = _up_to(fits, room + spare)
+            goes_on = _up_to(colder.size, sent.sum() - room)
+            self._demote(colder, goes_on, rank, spare=spare - goes_on.sum())
+            further = goes_on.sum()
+        in_turn = max(sent.sum() - further - max(self.free[rank], 0.0), 0.0)
+        self.left[rank] -= in_turn
+        self.in_turn[rank] -= in_turn
+        self.free[rank] -= sent.sum() - further - in_turn
+        return sent
 
     def _keep(self, why: Kept, piece: NDArray[np.intp], size: Floats) -> None:
         """Notes how many of the pieces' hot bytes are left where they are."""

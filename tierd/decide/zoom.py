@@ -47,19 +47,23 @@ class Doubt:
     accesses_s: float
 
 
-def most_doubtful(targets: Sequence[Target], policy: Policy, *, now_s: float) -> Doubt | None:
+def most_doubtful(
+    targets: Sequence[Target], policy: Policy, *, now_s: float, gaps_ns: Sequence[float] = ()
+) -> Doubt | None:
     """Returns what to look at next, None where nothing is in doubt.
 
     Args:
         targets: with the codes of the last plan in their pieces.
         policy: what a move must win back.
         now_s: the instant that `zoomed_s` is compared with.
+        gaps_ns: those of the last plan; the configured gap where there are none.
     """
-    found = [_most_doubtful(target, policy, now_s) for target in targets]
+    hot = [hot_from(target.ceiling, policy, gaps_ns) for target in targets]
+    found = [_most_doubtful(*each, now_s) for each in zip(targets, hot, strict=True)]
     return max((doubt for doubt in found if doubt), key=lambda d: d.accesses_s, default=None)
 
 
-def _most_doubtful(target: Target, policy: Policy, now_s: float) -> Doubt | None:
+def _most_doubtful(target: Target, hot: float, now_s: float) -> Doubt | None:
     pieces = target.pieces
     if target.rests or not 0 < len(pieces) <= MOST_PIECES:
         return None
@@ -67,7 +71,7 @@ def _most_doubtful(target: Target, policy: Policy, now_s: float) -> Doubt | None
     is_due &= np.logical_not(target.fixed)  # whatever its pages are, they stay
     end = _ends(pieces, is_due)
     length = end - pieces["start"]
-    is_worth_it = is_due & (length >= LEAST_PAGES * PAGE_BYTES) & _is_doubtful(target, policy)
+    is_worth_it = is_due & (length >= LEAST_PAGES * PAGE_BYTES) & _is_doubtful(target, hot)
     accesses_s = np.where(
         is_worth_it, score(pieces) * np.minimum(length, MOST_PAGES * PAGE_BYTES), 0
     )
@@ -90,9 +94,8 @@ def _ends(pieces: NDArray[np.void], is_due: NDArray[np.bool_]) -> NDArray[np.uin
     return np.asarray(pieces["end"][last][np.searchsorted(last, np.arange(len(pieces)))])
 
 
-def _is_doubtful(target: Target, policy: Policy) -> NDArray[np.bool_]:
+def _is_doubtful(target: Target, hot: float) -> NDArray[np.bool_]:
     pieces, heat = target.pieces, score(target.pieces)
-    hot = hot_from(target.ceiling, policy)
     slow = pieces["resident"][:, 1:].sum(axis=1) > 0
     hides_hot = slow & (heat < hot) & (heat >= HIDDEN * hot)
     lacks_room = np.isin(pieces["kept"], LACKS_ROOM)
