@@ -210,6 +210,32 @@ struct tierd_access {
 int tierd_decode_accesses(const void *data, uint64_t data_bytes, uint64_t head, uint32_t capacity,
 			  struct tierd_cursor *cursor, struct tierd_access *ret_accesses);
 
+#define TIERD_TRACE_MOST 1024
+
+/**
+ * struct tierd_trace - a record of a tracepoint, as the kernel wrote it
+ * @time_ns: CLOCK_MONOTONIC, when the kernel wrote it
+ * @lost: records lost between the previous one and this
+ * @bytes: how many of @data are its own
+ * @data: the raw data; the u16 that it begins with is the tracepoint's id
+ */
+struct tierd_trace {
+	uint64_t time_ns;
+	uint32_t lost;
+	uint32_t bytes;
+	uint8_t data[TIERD_TRACE_MOST];
+};
+
+/**
+ * tierd_decode_traces() - decode what lies in a ring of tierd_open_traces()
+ *
+ * As tierd_decode_records(); a record of more than TIERD_TRACE_MOST bytes counts as corrupt.
+ *
+ * Return: the number of records, or -EINVAL for an impossible @data_bytes.
+ */
+int tierd_decode_traces(const void *data, uint64_t data_bytes, uint64_t head, uint32_t capacity,
+			struct tierd_cursor *cursor, struct tierd_trace *ret_traces);
+
 /**
  * tierd_decode_packets() - decode what Arm's SPE wrote between the cursor's tail and @head
  * @data: the AUX area
@@ -277,6 +303,38 @@ int tierd_open_ring(uint64_t event, int32_t pid, uint64_t data_bytes, uint32_t w
  */
 int tierd_read_ring(struct tierd_ring *ring, const struct tierd_layout *layout, uint32_t capacity,
 		    struct tierd_record *ret_records);
+
+/**
+ * tierd_open_traces() - record every hit of a tracepoint on one CPU, whoever runs there
+ * @event: the tracepoint's id in tracefs
+ * @cpu: the CPU
+ * @data_bytes: as of tierd_open_ring()
+ * @ret_ring: to be closed with tierd_close_ring()
+ *
+ * Return: as of tierd_open_ring().
+ */
+int tierd_open_traces(uint64_t event, int32_t cpu, uint64_t data_bytes,
+		      struct tierd_ring *ret_ring);
+
+/**
+ * tierd_join_traces() - have another tracepoint's hits on that CPU recorded in the same ring
+ * @event: the tracepoint's id in tracefs
+ * @cpu: the CPU of the ring
+ * @ring: of tierd_open_traces()
+ *
+ * Return: an fd to be closed, or a negative errno of perf_event_open(2) or ioctl(2).
+ */
+int tierd_join_traces(uint64_t event, int32_t cpu, const struct tierd_ring *ring);
+
+/**
+ * tierd_read_traces() - decode and consume what is in the ring
+ * @ring: an open ring of tierd_open_traces()
+ * @capacity: room in @ret_traces
+ * @ret_traces: as of tierd_decode_traces()
+ *
+ * Return: as of tierd_decode_traces(), or -EBADF for a closed ring.
+ */
+int tierd_read_traces(struct tierd_ring *ring, uint32_t capacity, struct tierd_trace *ret_traces);
 
 #define TIERD_EXCLUDE_KERNEL 1
 #define TIERD_SPE 2
@@ -382,6 +440,305 @@ int tierd_read_proc_events(int socket, uint32_t capacity, struct tierd_proc_even
  * before stays.
  */
 int tierd_write_ranges(int folder, uint64_t start, uint64_t size, uint32_t count);
+
+/**
+ * tierd_place_buffer() - have all of an anonymous buffer on one node
+ * @buffer: page-aligned, not touched yet
+ * @bytes: its size, whole pages
+ * @node: where it is to be
+ *
+ * The node is preferred until every page is there, and the only one allowed from then on. Had it been
+ * the only one from the start, the kernel's OOM killer might make room on it (constrained_alloc() in
+ * mm/oom_kill.c). Huge pages are asked for, and the buffer is locked, both as far as may be.
+ *
+ * Return: 0, -EIO where pages came to be on other nodes, or another negative errno of mbind(2) and
+ * madvise(2): -EINVAL for a node without memory or outside of the caller's cpuset.
+ */
+int tierd_place_buffer(void *buffer, uint64_t bytes, int32_t node);
+
+#define TIERD_SLOT_BYTES 128
+#define TIERD_WINDOW_BYTES 2097152
+
+/**
+ * tierd_link_slots() - make one cycle of a buffer's slots, each of which points to the next
+ * @buffer: aligned to a slot
+ * @bytes: its size; what is behind the last whole slot is left as it is
+ * @seed: of the order, not 0
+ *
+ * A slot is two cache lines, since CPUs fetch lines in pairs. The order is random within each window,
+ * so that it cannot be guessed, and goes from window to window, so that a TLB that holds few pages
+ * holds those that are next.
+ *
+ * Return: the number of slots in the cycle, or -EINVAL where there is none.
+ */
+int64_t tierd_link_slots(void *buffer, uint64_t bytes, uint64_t seed);
+
+/**
+ * struct tierd_pace - what a thread got done
+ * @count: loads for tierd_follow_slots(), bytes for the others
+ * @ns: the time that it took, of CLOCK_MONOTONIC
+ * @next: for tierd_follow_slots() where to go on, bytes into the buffer; else 0
+ */
+struct tierd_pace {
+	uint64_t count;
+	uint64_t ns;
+	uint64_t next;
+};
+
+/**
+ * tierd_follow_slots() - load one slot after the other, each from where the one before points
+ * @buffer: of a cycle of tierd_link_slots()
+ * @first: the first slot, bytes into the buffer: where the last call left off, or caches would answer
+ * @begin_ns: when to begin, CLOCK_MONOTONIC, likewise the next
+ * @end_ns: when to end
+ * @ret_pace: the loads, and their time
+ *
+ * Return: 0.
+ */
+int tierd_follow_slots(const void *buffer, uint64_t first, uint64_t begin_ns, uint64_t end_ns,
+		       struct tierd_pace *ret_pace);
+
+#define TIERD_BLOCK_BYTES 65536
+
+/**
+ * tierd_stream_reads() - read a buffer from its start to its end, again and again
+ * @buffer: aligned to a word
+ * @bytes: whole blocks, at least one
+ * @begin_ns: as of tierd_follow_slots(), likewise the others
+ * @end_ns:
+ * @ret_pace: the bytes, and their time
+ *
+ * Return: 0, or -EINVAL for impossible @bytes.
+ */
+int tierd_stream_reads(void *buffer, uint64_t bytes, uint64_t begin_ns, uint64_t end_ns,
+		       struct tierd_pace *ret_pace);
+
+/**
+ * tierd_stream_writes() - as tierd_stream_reads(), with writes that need not read what they replace
+ */
+int tierd_stream_writes(void *buffer, uint64_t bytes, uint64_t begin_ns, uint64_t end_ns,
+			struct tierd_pace *ret_pace);
+
+#define TIERD_BLOCK_UNIT 64
+#define TIERD_TIERS 8
+#define TIERD_MOVERS 255
+#define TIERD_BATCH 32
+#define TIERD_NOWHERE 255
+#define TIERD_SUMS 1
+#define TIERD_READ 0
+#define TIERD_WRITE 1
+#define TIERD_URGENT 1
+#define TIERD_ABSENT 2
+
+struct tierd_arena;
+
+/**
+ * tierd_open_arena() - make an arena of blocks, none of which is anywhere yet
+ * @block_bytes: of each, a multiple of TIERD_BLOCK_UNIT
+ * @blocks: how many identities there are, from 0
+ * @flags: TIERD_SUMS to sum each block that is written, and to check it when it is read or moved; or 0
+ * @counts: accesses of each block, modulo 2^32; shared, and nothing relies on them
+ * @places: the tier of each block, or TIERD_NOWHERE; shared, and never read here
+ * @ret_arena: to be closed with tierd_close_arena()
+ *
+ * Both arrays have to outlive the arena.
+ *
+ * Return: 0, -EINVAL or -ENOMEM.
+ */
+int tierd_open_arena(uint64_t block_bytes, uint32_t blocks, uint32_t flags, uint32_t *counts,
+		     uint8_t *places, struct tierd_arena **ret_arena);
+
+/**
+ * tierd_add_tier() - give an arena the next slower tier, before anything else is done with it
+ * @arena: an open arena
+ * @memory: its slots, one after the other, or NULL where the CPU cannot address them; it has to
+ *          outlive the arena
+ * @slots: how many
+ * @spare: so many of them are left to the movers, less than @slots
+ *
+ * Return: the tier's number, from 0, -EINVAL for too many, or -ENOMEM.
+ */
+int tierd_add_tier(struct tierd_arena *arena, void *memory, uint32_t slots, uint32_t spare);
+
+/**
+ * tierd_close_arena() - free an arena, when no call is in it
+ * @arena: not to be used any more
+ */
+void tierd_close_arena(struct tierd_arena *arena);
+
+/**
+ * tierd_touch_blocks() - count an access of each block
+ * @arena: an open arena
+ * @ids: the blocks
+ * @count: how many
+ *
+ * Return: 0, or -EINVAL when an id is out of range: nothing is counted then.
+ */
+int tierd_touch_blocks(struct tierd_arena *arena, const int64_t *ids, size_t count);
+
+/**
+ * tierd_pin_blocks() - hold blocks where they are, until tierd_unpin_blocks()
+ * @arena: an open arena
+ * @ids: the blocks, each of which is counted as accessed
+ * @count: how many
+ * @mode: TIERD_READ beside other readers, TIERD_WRITE alone; a new block is of zeros
+ * @ret_addresses: where each is
+ * @ret_why: 0, or why the first that is not pinned is not: -ENOENT was never written, -EBUSY is held
+ *           by others, -EXDEV is in a tier that has no addresses, -ENOSPC there is no memory for it,
+ *           -EBADMSG is not what was written
+ *
+ * Return: how many are pinned, from the first on, or -EINVAL when an id is out of range.
+ */
+int64_t tierd_pin_blocks(struct tierd_arena *arena, const int64_t *ids, size_t count, uint32_t mode,
+			 void **ret_addresses, int32_t *ret_why);
+
+/**
+ * tierd_unpin_blocks() - end what tierd_pin_blocks() began
+ *
+ * Return: 0, -EINVAL when an id is out of range, or -EALREADY when one was not pinned; the others are
+ * unpinned all the same.
+ */
+int tierd_unpin_blocks(struct tierd_arena *arena, const int64_t *ids, size_t count, uint32_t mode);
+
+/**
+ * tierd_read_blocks() - copy blocks out, each as it was at one moment
+ * @into: room for @count blocks
+ *
+ * The rest, and what is returned, is as for tierd_pin_blocks().
+ */
+int64_t tierd_read_blocks(struct tierd_arena *arena, const int64_t *ids, size_t count, void *into,
+			  int32_t *ret_why);
+
+/**
+ * tierd_write_blocks() - replace blocks whole
+ * @from: @count blocks
+ *
+ * The rest, and what is returned, is as for tierd_pin_blocks().
+ */
+int64_t tierd_write_blocks(struct tierd_arena *arena, const int64_t *ids, size_t count,
+			   const void *from, int32_t *ret_why);
+
+/**
+ * tierd_drop_blocks() - give up blocks and what they hold
+ *
+ * Return: how many were, from the first on, or -EINVAL; @ret_why is 0, -ENOENT or -EBUSY.
+ */
+int64_t tierd_drop_blocks(struct tierd_arena *arena, const int64_t *ids, size_t count,
+			  int32_t *ret_why);
+
+/**
+ * tierd_want_blocks() - have the movers bring blocks to a tier
+ * @tier: where to; what is not used there makes way
+ * @flags: TIERD_URGENT to be before all others, TIERD_ABSENT to leave out what has an address already
+ *
+ * Return: how many were queued, or -EINVAL. Those that were never written, are on that tier, or wait
+ * to be moved already are left out.
+ */
+int64_t tierd_want_blocks(struct tierd_arena *arena, const int64_t *ids, size_t count, uint32_t tier,
+			  uint32_t flags);
+
+/**
+ * tierd_await_blocks() - wait until none of the blocks is queued or under way
+ * @timeout_ns: at most so long
+ * @ret_outcomes: of each, what its last move came to: 0 or a negative errno, -EIO where its tier
+ *                failed, -ENOSPC, -EBUSY, -EBADMSG, -EXDEV from a tier without addresses to another
+ *
+ * Return: 0, -ETIMEDOUT or -EINVAL.
+ */
+int tierd_await_blocks(struct tierd_arena *arena, const int64_t *ids, size_t count,
+		       uint64_t timeout_ns, int32_t *ret_outcomes);
+
+/**
+ * struct tierd_batch - blocks that go to or come from a tier without addresses
+ * @tier: that tier
+ * @to: where they go to when they come from it
+ * @mover: who has claimed them
+ * @is_store: 1 where they go to it
+ * @count: how many
+ * @blocks: which
+ * @slots: theirs in @tier
+ * @to_slots: theirs in @to
+ * @is_bad: set by tierd_check_batch()
+ */
+struct tierd_batch {
+	uint32_t tier;
+	uint32_t to;
+	uint32_t mover;
+	uint32_t is_store;
+	uint32_t count;
+	uint32_t blocks[TIERD_BATCH];
+	int64_t slots[TIERD_BATCH];
+	uint32_t to_slots[TIERD_BATCH];
+	uint8_t is_bad[TIERD_BATCH];
+};
+
+/**
+ * tierd_run_moves() - be a mover: move blocks from memory to memory, until there is other work
+ * @arena: an open arena
+ * @mover: from 1 to TIERD_MOVERS, of this thread alone
+ * @capacity: blocks of a batch, at most TIERD_BATCH
+ * @bounce: room for them
+ * @ret_batch: what is to be copied: from @bounce where it is a store, else into it; it ends with
+ *             tierd_settle_batch()
+ *
+ * Return: 1 with a batch, 0 after tierd_stop_moves(), or -EINVAL.
+ */
+int tierd_run_moves(struct tierd_arena *arena, uint32_t mover, uint32_t capacity, void *bounce,
+		    struct tierd_batch *ret_batch);
+
+/**
+ * tierd_check_batch() - find which blocks of a load are not what was once stored
+ * @bounce: what was read
+ *
+ * Return: how many.
+ */
+int tierd_check_batch(const struct tierd_arena *arena, struct tierd_batch *batch, const void *bounce);
+
+/**
+ * tierd_settle_batch() - end a batch; blocks that are bad stay where they are
+ * @failed: not 0 where the tier did not do it: all of them stay
+ * @bounce: what was read
+ */
+void tierd_settle_batch(struct tierd_arena *arena, const struct tierd_batch *batch, int failed,
+			const void *bounce);
+
+/**
+ * tierd_evict_blocks() - have blocks of memory make room, for slower tiers
+ * @count: so many are to be on their way, with those that are already
+ *
+ * Return: how many are.
+ */
+int64_t tierd_evict_blocks(struct tierd_arena *arena, uint32_t count);
+
+/**
+ * tierd_close_tier() - let no more blocks go to a tier
+ */
+void tierd_close_tier(struct tierd_arena *arena, uint32_t tier);
+
+/**
+ * struct tierd_moves - what the movers have done since the arena is there
+ * @moved: blocks that were moved
+ * @busy: that stayed, since they were held, written or given up meanwhile
+ * @no_room: that stayed, for want of room
+ * @failed: that stayed, since a tier failed
+ * @queued: that wait now
+ * @used: slots in use now, of each tier
+ */
+struct tierd_moves {
+	uint64_t moved;
+	uint64_t busy;
+	uint64_t no_room;
+	uint64_t failed;
+	uint32_t queued;
+	uint32_t used[TIERD_TIERS];
+};
+
+void tierd_tell_moves(struct tierd_arena *arena, struct tierd_moves *ret_moves);
+
+/**
+ * tierd_stop_moves() - have every tierd_run_moves() return
+ */
+void tierd_stop_moves(struct tierd_arena *arena);
 
 /* cffi: end */
 #endif

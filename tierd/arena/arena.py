@@ -1,0 +1,496 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program's blocks, each in the tier where it is best: docs/arena.md.
+
+Readers of a block share it, a writer has it alone, and movers copy it without holding anybody up:
+a copy counts only if nobody held or wrote the block meanwhile. What moves is asked for (prefetch(),
+demote()), or needed: a block that is read comes to memory, and what was not used makes way.
+"""
+
+import errno
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tierd.arena.shared import MOST_BLOCKS, Shared, SharedTier
+from tierd.errors import Busy, Damaged, NoRoom, NotFound, TierdError, TierFailed
+from tierd.kernel.arena import (
+    BATCH,
+    BLOCK_UNIT,
+    MAX_TIERS,
+    Blocks,
+    Bytes,
+    Done,
+    Ids,
+    Moves,
+    no_such_block,
+)
+from tierd.tiers.fence import DEADLINE_S, Fence
+from tierd.tiers.plugin import Tier
+
+TIMEOUT_S = 30.0
+MOVERS = 2
+"""While one copies, the other's tier works."""
+
+_BOUNCE_BYTES = 4 << 20
+"""A batch for a tier without addresses, at most, unless a single block is larger."""
+
+_SHORT_S, _LONG_S = 20e-6, 2e-3
+"""Between looks for a block that is held, at first and at last."""
+
+_Step: TypeAlias = Callable[[int], Done]
+"""Does something to the blocks from a place on."""
+
+
+class Arena:
+    """Blocks of `block_bytes`, with ids from 0, in tiers from the fastest to the slowest.
+
+    Any thread may call anything. A call with several ids does what it does to one after the other:
+    a failure leaves those before it done, but for acquire(), which then holds none.
+
+    Args:
+        block_bytes: a multiple of 64, and of each tier's granule.
+        tiers: each is taken whole. At least one has addresses.
+        blocks: how many ids there are; by default as many as there is room for.
+        movers: threads that move blocks. Of each tier but the fastest so many slots are theirs.
+        checksums: sum each block that is written, and check it when it is read, held or moved. On
+            tiers without addresses blocks are always checked.
+        deadline_s: a tier that takes longer for a call is fenced.
+
+    Raises:
+        TierFailed: a tier does not give what it said it has.
+        TierdError: the arguments cannot be.
+    """
+
+    def __init__(
+        self,
+        block_bytes: int,
+        tiers: Iterable[Tier],
+        *,
+        blocks: int | None = None,
+        movers: int = MOVERS,
+        checksums: bool = False,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        if block_bytes <= 0 or block_bytes % BLOCK_UNIT:
+            raise TierdError(f"block_bytes {block_bytes} is no multiple of {BLOCK_UNIT}")
+        if movers < 1:
+            raise TierdError(f"movers {movers}: without one nothing can make way")
+        self.block_bytes = block_bytes
+        self._closed = False
+        self._fences = _reserve(block_bytes, tiers, deadline_s)
+        try:
+            self._set_up(blocks, movers, checksums)
+        except BaseException:
+            _free(self._fences)
+            raise
+        self._threads = [
+            threading.Thread(
+                target=_move,
+                args=(self._blocks, self._fences, number, block_bytes),
+                daemon=True,
+                name=f"mover {number}",
+            )
+            for number in range(1, movers + 1)
+        ]
+        for thread in self._threads:
+            thread.start()
+        # Also when the program ends: threads that copy must not outlive what they copy.
+        self._end = weakref.finalize(
+            self, _end, os.getpid(), self._blocks, self._threads, self._fences
+        )
+
+    def _set_up(self, blocks: int | None, movers: int, checksums: bool) -> None:
+        spares = [min(movers, fence.slots - 1) if i else 0 for i, fence in enumerate(self._fences)]
+        room = sum(fence.slots for fence in self._fences) - sum(spares)
+        self.blocks = room if blocks is None else blocks
+        if not 0 < self.blocks <= MOST_BLOCKS:
+            raise TierdError(f"blocks {self.blocks}: from 1 to {MOST_BLOCKS}")
+        told = [
+            SharedTier(name=fence.name, kind=fence.facts.kind, slots=fence.slots)
+            for fence in self._fences
+        ]
+        self.shared = Shared.create(self.block_bytes, self.blocks, told)
+        self._blocks = Blocks(
+            self.block_bytes, self.shared.counts, self.shared.places, sums=checksums
+        )
+        for fence, spare in zip(self._fences, spares, strict=True):
+            self._blocks.add_tier(fence.memory, fence.slots, spare)
+        self._memories = [fence.memory for fence in self._fences if fence.memory is not None]
+        self._in_memory = [i for i, fence in enumerate(self._fences) if fence.memory is not None]
+        self._held_most = sum(self._fences[i].slots - spares[i] for i in self._in_memory)
+        # What is fetched along with a block must not make it go again.
+        self._ahead = max(1, min(BATCH, self._held_most // 4))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the moves and gives the tiers back. What is held can still be used."""
+        self._closed = True
+        self._end()
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Their names, the fastest first."""
+        return tuple(fence.name for fence in self._fences)
+
+    @property
+    def fenced(self) -> dict[str, str]:
+        """The tiers that have failed, and how. They get no more blocks."""
+        return {fence.name: fence.failure for fence in self._fences if fence.failure is not None}
+
+    def moves(self) -> Moves:
+        """Tells what the movers have done."""
+        return self._blocks.moves()
+
+    def touch(self, ids: ArrayLike) -> None:
+        """Counts an access of each block: for who uses what it holds for long."""
+        self._blocks.touch(self._ids(ids))
+
+    def acquire(
+        self, ids: ArrayLike, *, write: bool = False, timeout_s: float = TIMEOUT_S
+    ) -> "Held":
+        """Holds blocks in memory, where they then stay, and counts an access of each.
+
+        A block that was never written can be acquired for writing; it is of zeros then.
+
+        Raises:
+            NotFound: a block was never written, or there is none of this id.
+            Busy: it is held by others: by a writer, or for a writer by anybody, also by the caller.
+            NoRoom: memory is too small for it and all that is held.
+            TierFailed: it is on a tier that does not give it.
+            Damaged: it is not what was written.
+        """
+        ids = self._ids(ids)
+        if len(ids) > self._held_most:
+            raise NoRoom(
+                f"{len(ids)} blocks are to be held, memory has room for {self._held_most}",
+                hint="acquire fewer at a time, or make the arena's memory larger",
+            )
+        addresses = np.empty(len(ids), np.uint64)
+        done, why = self._blocks.pin(ids, addresses, write=write)
+        if why:
+            self._finish_pinning(ids, addresses, (done, why), write, timeout_s)
+        return Held(self._blocks, ids, addresses, self._memories, write=write)
+
+    def _finish_pinning(
+        self,
+        ids: Ids,
+        addresses: NDArray[np.uint64],
+        begun: Done,
+        write: bool,
+        timeout_s: float,
+    ) -> None:
+        pinned = begun[0]
+        is_alone = not write or len(np.unique(ids)) == len(ids)
+
+        def step(first: int) -> Done:
+            nonlocal pinned
+            done, why = self._blocks.pin(ids[first:], addresses[first:], write=write)
+            pinned = first + done
+            return done, why
+
+        try:
+            if not is_alone:
+                raise TierdError("a block that is to be written is given twice")
+            self._finish(step, ids, timeout_s, begun)
+        except BaseException:
+            self._blocks.unpin(ids[:pinned], write=write)
+            raise
+
+    def read(
+        self, ids: ArrayLike, into: Bytes | None = None, *, timeout_s: float = TIMEOUT_S
+    ) -> Bytes:
+        """Copies blocks out, each as it was at one moment, and counts an access of each.
+
+        Args:
+            ids: the blocks.
+            into: where to, shape (len(ids), block_bytes), contiguous; a new array by default.
+            timeout_s: at most so long it waits for those that are held or elsewhere.
+
+        Raises:
+            NotFound, Busy, NoRoom, TierFailed, Damaged: as acquire().
+        """
+        ids = self._ids(ids)
+        if into is None:
+            into = np.empty((len(ids), self.block_bytes), np.uint8)
+        data = self._data(into, ids)
+        self._finish(lambda first: self._blocks.read(ids[first:], data[first:]), ids, timeout_s)
+        return data
+
+    def write(self, ids: ArrayLike, data: NDArray[Any], *, timeout_s: float = TIMEOUT_S) -> None:
+        """Replaces blocks whole, and counts an access of each.
+
+        Args:
+            ids: the blocks.
+            data: len(ids) blocks, contiguous, of any dtype.
+            timeout_s: as of read().
+
+        Raises:
+            Busy, NoRoom, TierFailed: as acquire().
+        """
+        ids = self._ids(ids)
+        source = self._data(data, ids)
+        self._finish(lambda first: self._blocks.write(ids[first:], source[first:]), ids, timeout_s)
+
+    def discard(self, ids: ArrayLike, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Gives blocks up, and what they hold; their ids can be written anew.
+
+        Raises:
+            NotFound: a block was never written, or given up already.
+            Busy: it is held.
+        """
+        ids = self._ids(ids)
+        self._finish(lambda first: self._blocks.drop(ids[first:]), ids, timeout_s)
+
+    def prefetch(self, ids: ArrayLike, tier: str | None = None) -> int:
+        """Has blocks brought to a tier, by default the fastest; what is not used there makes way.
+
+        Returns:
+            How many are to be moved: not those that are there, or wait to be moved already.
+        """
+        return self._blocks.want(self._ids(ids), 0 if tier is None else self._rank(tier))
+
+    def demote(self, ids: ArrayLike, tier: str | None = None) -> int:
+        """Has blocks brought to a tier, by default the slowest. Returns as prefetch()."""
+        rank = len(self._fences) - 1 if tier is None else self._rank(tier)
+        return self._blocks.want(self._ids(ids), rank)
+
+    def wait(self, ids: ArrayLike, *, timeout_s: float = TIMEOUT_S) -> NDArray[np.int32]:
+        """Waits until none of the blocks waits to be moved.
+
+        Returns:
+            What each one's last move came to: 0, or an errno: EBUSY where it was held or written,
+            ENOSPC, EIO where a tier failed, EBADMSG where it is not what was written.
+
+        Raises:
+            Busy: it takes longer.
+        """
+        ids = self._ids(ids)
+        outcomes = self._blocks.wait(ids, timeout_s)
+        if outcomes is None:
+            raise Busy(f"blocks were still moving after {timeout_s:g} s")
+        return outcomes
+
+    def places(self, ids: ArrayLike) -> NDArray[np.uint8]:
+        """Tells the number of each block's tier, 255 where it is nowhere, as of this moment."""
+        found: NDArray[np.uint8] = self.shared.places[self._in_range(self._ids(ids))]
+        return found
+
+    def counts(self, ids: ArrayLike) -> NDArray[np.uint32]:
+        """Tells each block's accesses, modulo 2^32."""
+        found: NDArray[np.uint32] = self.shared.counts[self._in_range(self._ids(ids))]
+        return found
+
+    def _finish(self, step: _Step, ids: Ids, timeout_s: float, begun: Done | None = None) -> None:
+        """Does a step, and what stands in its way, until it is done to all."""
+        until = time.monotonic() + timeout_s
+        done, why = step(0) if begun is None else begun
+        obstacle, pause_s = why, _SHORT_S
+        while why:
+            if time.monotonic() >= until:
+                raise _give_up(obstacle, ids[done])
+            obstacle = self._overcome(why, ids[done:], until, pause_s) or obstacle
+            more, why = step(done)
+            done += more
+            pause_s = _SHORT_S if more else min(2 * pause_s, _LONG_S)
+
+    def _overcome(self, why: int, ids: Ids, until: float, pause_s: float) -> int:
+        """Does something about what stands in the first id's way.
+
+        Returns what that may still be: ENOSPC, EBUSY, or 0 where it is not known.
+        """
+        match why:
+            case errno.ENOENT:
+                raise NotFound(f"block {ids[0]} was never written")
+            case errno.EBADMSG:
+                raise Damaged(f"block {ids[0]} is not what was written")
+            case errno.EXDEV:
+                why = self._fetch(ids[: self._ahead], until)
+            case errno.ENOSPC:
+                self._blocks.evict(min(len(ids), BATCH))
+            case _:
+                pass  # it is held: others release it
+        if why:
+            time.sleep(pause_s)
+        return why
+
+    def _fetch(self, ids: Ids, until: float) -> int:
+        """Brings blocks to memory: to the fastest that can take the first one. As _overcome()."""
+        for tier in self._in_memory:
+            self._blocks.want(ids, tier, urgent=True, absent=True)
+            outcomes = self._blocks.wait(ids[:1], max(0.0, until - time.monotonic()))
+            outcome = 0 if outcomes is None else int(outcomes[0])
+            if outcome == errno.EIO:
+                raise TierFailed(
+                    f"block {ids[0]} is on a tier that does not give it: {self._failures()}",
+                    hint="it stays there: try again when the tier is well",
+                )
+            if outcome == errno.EBADMSG:
+                raise Damaged(f"block {ids[0]} is not what was stored: {self._failures()}")
+            if outcome != errno.ENOSPC:
+                return outcome
+        return errno.ENOSPC
+
+    def _failures(self) -> str:
+        return "; ".join(f"{name}: {why}" for name, why in self.fenced.items())
+
+    def _ids(self, ids: ArrayLike) -> Ids:
+        if self._closed:
+            raise TierdError("the arena is closed")
+        found = np.asarray(ids)
+        if found.dtype != np.int64 or found.ndim != 1 or not found.flags.c_contiguous:
+            if found.size and found.dtype.kind not in "iu":
+                raise TierdError(f"ids are whole numbers, not {found.dtype}")
+            found = np.ascontiguousarray(found.reshape(-1), np.int64)
+        return found
+
+    def _in_range(self, ids: Ids) -> Ids:
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self.blocks:
+            raise no_such_block(ids, self.blocks)
+        return ids
+
+    def _rank(self, tier: str) -> int:
+        if tier not in self.tiers:
+            raise NotFound(f"no tier {tier!r}", hint=f"there are: {', '.join(self.tiers)}")
+        return self.tiers.index(tier)
+
+    def _data(self, data: NDArray[Any], ids: Ids) -> Bytes:
+        wanted = len(ids) * self.block_bytes
+        if not data.flags.c_contiguous or data.nbytes != wanted:
+            raise TierdError(
+                f"{data.nbytes} bytes for {len(ids)} blocks of {self.block_bytes}, contiguous"
+            )
+        return data.reshape(-1).view(np.uint8).reshape(len(ids), self.block_bytes)
+
+
+class Held:
+    """Blocks that stay where they are until release(); a context.
+
+    `addresses` are where each begins, of the CPU. `held[i]` is the i-th block in place, for NumPy
+    and by DLPack for all else; it must not be used after release(), as another block may be there.
+    """
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        ids: Ids,
+        addresses: NDArray[np.uint64],
+        memories: Sequence[Bytes],
+        *,
+        write: bool,
+    ) -> None:
+        self.ids = ids
+        self.addresses = addresses
+        self.write = write
+        self._blocks: Blocks | None = blocks
+        self._memories = memories
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[Bytes]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, number: int) -> Bytes:
+        if self._blocks is None:
+            raise TierdError(f"block {self.ids[number]} is not held any more")
+        address = int(self.addresses[number])
+        for memory in self._memories:
+            offset = address - memory.ctypes.data
+            if 0 <= offset < memory.nbytes:
+                view: Bytes = memory[offset // memory.shape[1]]
+                view.flags.writeable = self.write
+                return view
+        raise AssertionError("an address outside of all memory")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Lets go.
+
+        Raises:
+            TierdError: it was released before.
+        """
+        blocks, self._blocks = self._blocks, None
+        if blocks is None:
+            raise TierdError(
+                f"{len(self)} blocks were released twice, the first of them {self.ids[:1]}"
+            )
+        blocks.unpin(self.ids, write=self.write)
+
+
+def _give_up(obstacle: int, block: np.int64) -> TierdError:
+    if obstacle == errno.ENOSPC:
+        return NoRoom(
+            f"block {block}: every tier is full, or all that could make way is held",
+            hint="discard or release blocks, or make a tier larger",
+        )
+    return Busy(f"block {block} is held by others, or on its way")
+
+
+def _reserve(block_bytes: int, tiers: Iterable[Tier], deadline_s: float) -> list[Fence]:
+    fences: list[Fence] = []
+    try:
+        for tier in tiers:
+            fences.append(Fence(tier, deadline_s))
+            fences[-1].reserve(block_bytes)
+        if not 0 < len(fences) <= MAX_TIERS:
+            raise TierdError(f"{len(fences)} tiers: from one to {MAX_TIERS}")
+        if len({fence.name for fence in fences}) < len(fences):
+            raise TierdError("two tiers have the same name")
+        if all(fence.memory is None for fence in fences):
+            raise TierdError("no tier has addresses", hint="add one of memory, such as dram")
+    except BaseException:
+        _free(fences)
+        raise
+    return fences
+
+
+def _move(blocks: Blocks, fences: Sequence[Fence], mover: int, block_bytes: int) -> None:
+    """Is a mover, until the arena ends."""
+    capacity = min(BATCH, max(1, _BOUNCE_BYTES // block_bytes))
+    bounce = np.empty((capacity, block_bytes), np.uint8)
+    while (batch := blocks.next_batch(mover, bounce)) is not None:
+        fence, data = fences[batch.tier], bounce[: len(batch.slots)]
+        failed = False
+        try:
+            (fence.store if batch.is_store else fence.load)(batch.slots, data)
+        except TierFailed:
+            failed = True
+        if not failed and blocks.check(batch, bounce):
+            fence.fail("it gives back other bytes than were stored")
+        if fence.failure is not None:
+            blocks.close_tier(batch.tier)
+        blocks.settle(batch, bounce, failed=failed)
+        if fence.failure is not None:
+            bounce = np.empty_like(bounce)  # the plugin may still be at the other one
+
+
+def _free(fences: Sequence[Fence]) -> None:
+    for fence in fences:
+        fence.free()
+
+
+def _end(
+    owner: int, blocks: Blocks, threads: Sequence[threading.Thread], fences: Sequence[Fence]
+) -> None:
+    if os.getpid() != owner:
+        return  # a fork has none of the threads, and a lock that one of them may hold
+    blocks.stop()
+    for thread in threads:
+        thread.join()
+    _free(fences)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory that an arena shares with the daemon: a sealed memfd, by the layout of docs/arena.md.
+
+The program writes, the daemon reads. Neither relies on what is in it: the program keeps what has to
+be right in memory of its own, and the daemon checks all that it takes from here.
+"""
+
+import fcntl
+import mmap
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierd.errors import Damaged
+from tierd.kernel.arena import MAX_TIERS, NOWHERE
+from tierd.model import PAGE_BYTES, TierKind
+
+MAGIC = b"tierdarn"
+VERSION = 1
+
+TIER = np.dtype([("name", "S24"), ("kind", "S8"), ("slots", "<u8"), ("rank", "<u8")])
+HEADER = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u4"),
+        ("tiers", "<u4"),
+        ("block_bytes", "<u8"),
+        ("blocks", "<u8"),
+        ("counts_at", "<u8"),
+        ("places_at", "<u8"),
+        ("bytes", "<u8"),
+        ("reserved", "<u8"),
+        ("tier", TIER, (MAX_TIERS,)),
+    ]
+)
+"""At its start. `counts_at` and `places_at` are bytes from there, each the start of a page."""
+
+MOST_BLOCKS = 1 << 30
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+"""So that nobody who has it mapped meets its end (SIGBUS)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedTier:
+    """A tier as the daemon is told of it; its place among the others is its rank."""
+
+    name: str
+    kind: TierKind
+    slots: int
+
+
+def _pages(size_bytes: int) -> int:
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+class Shared:
+    """An arena's shared memory.
+
+    `counts` are accesses of each block, u4, modulo 2^32; `places` the number of its tier, u1,
+    NOWHERE where it was never written.
+    """
+
+    def __init__(self, fd: int, memory: mmap.mmap, header: NDArray[np.void]) -> None:
+        self.fd = fd
+        self.block_bytes = int(header["block_bytes"])
+        self.tiers = _tiers(header)
+        blocks, counts_at = int(header["blocks"]), int(header["counts_at"])
+        self.counts = np.frombuffer(memory, np.uint32, blocks, counts_at)
+        self.places = np.frombuffer(memory, np.uint8, blocks, int(header["places_at"]))
+
+    @classmethod
+    def create(cls, block_bytes: int, blocks: int, tiers: Sequence[SharedTier]) -> Self:
+        """Makes it, for others to map; `fd` is closed with the last reference to it."""
+        header = np.zeros((), HEADER)
+        header["magic"], header["version"] = MAGIC, VERSION
+        header["block_bytes"], header["blocks"] = block_bytes, blocks
+        header["counts_at"] = _pages(HEADER.itemsize)
+        header["places_at"] = header["counts_at"] + _pages(4 * blocks)
+        header["bytes"] = header["places_at"] + _pages(blocks)
+        header["tiers"] = len(tiers)
+        for rank, tier in enumerate(tiers):
+            header["tier"][rank] = (tier.name.encode(), tier.kind.value, tier.slots, rank)
+        fd = os.memfd_create("tierd-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, int(header["bytes"]))
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
+        memory = mmap.mmap(fd, int(header["bytes"]))
+        memory[: HEADER.itemsize] = header.tobytes()
+        made = cls(fd, memory, header)
+        weakref.finalize(made, os.close, fd)
+        return made
+
+    @classmethod
+    def read(cls, fd: int) -> Self:
+        """Maps what another process says is an arena's; nothing can be written to it by this.
+
+        The header is copied before it is checked, so that it cannot change in between.
+
+        Raises:
+            Damaged: it is none, or not as docs/arena.md has it.
+        """
+        try:
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        except OSError as error:
+            raise Damaged(f"not an arena's memory: {error.strerror}") from error
+        size_bytes = os.fstat(fd).st_size
+        if seals & _SEALS != _SEALS:
+            raise Damaged("an arena's memory is not sealed: its size could change")
+        if size_bytes < HEADER.itemsize:
+            raise Damaged(f"an arena's memory has {size_bytes} bytes, less than its header")
+        memory = mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ)
+        header = np.frombuffer(memory, HEADER, 1)[0].copy()
+        _check(header, size_bytes)
+        return cls(fd, memory, header)
+
+
+def accesses(before: NDArray[np.uint32], now: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Returns what was counted between two copies of the counts, also where they went round."""
+    return now - before
+
+
+def places_in_range(shared: Shared) -> NDArray[np.uint8]:
+    """Returns a copy of the places; one that cannot be is NOWHERE."""
+    places = shared.places.copy()
+    places[places >= len(shared.tiers)] = NOWHERE
+    return places
+
+
+def _check(header: NDArray[np.void], size_bytes: int) -> None:
+    if header["magic"] != MAGIC:
+        raise Damaged("not an arena's memory: it begins otherwise")
+    if header["version"] != VERSION:
+        raise Damaged(
+            f"an arena's memory is of version {header['version']}",
+            hint=f"this tierd knows version {VERSION}: use the same release in the program",
+        )
+    blocks = int(header["blocks"])
+    if not 0 < blocks <= MOST_BLOCKS or not 0 < int(header["block_bytes"]) <= 1 << 40:
+        raise Damaged("an arena of impossible size")
+    if not 0 < int(header["tiers"]) <= MAX_TIERS:
+        raise Damaged(f"an arena with {header['tiers']} tiers")
+    counts_at = _pages(HEADER.itemsize)
+    places_at = counts_at + _pages(4 * blocks)
+    expected = (counts_at, places_at, places_at + _pages(blocks))
+    if expected != tuple(int(header[key]) for key in ("counts_at", "places_at", "bytes")):
+        raise Damaged("an arena's arrays are not where they belong")
+    if expected[-1] != size_bytes:
+        raise Damaged(f"an arena's memory has {size_bytes} bytes of {expected[-1]}")
+
+
+def _tiers(header: NDArray[np.void]) -> tuple[SharedTier, ...]:
+    told = header["tier"][: int(header["tiers"])]
+    try:
+        return tuple(
+            SharedTier(
+                name=tier["name"].decode(),
+                kind=TierKind(tier["kind"].decode()),
+                slots=int(tier["slots"]),
+            )
+            for tier in told
+        )
+    except ValueError as error:
+        raise Damaged(f"an arena's tiers: {error}") from error
