@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Perf rings, decoded into an array of the caller: of damon:damon_aggregated, and of accesses that
- * hardware has sampled.
+ * Perf rings, decoded into an array of the caller: of damon:damon_aggregated, of accesses that
+ * hardware has sampled, and of tracepoints whose records are passed on as they are.
  *
  * Follows perf_event_open(2) and include/uapi/linux/perf_event.h: the reader loads data_head,
  * consumes behind a read barrier, and stores data_tail behind a full one.
@@ -131,8 +131,9 @@ static void fill_record(const uint8_t *sample, const struct tierd_layout *layout
 
 /* What a PERF_RECORD_SAMPLE becomes. */
 struct form {
-	const struct tierd_layout *layout; /* NULL for an access */
+	const struct tierd_layout *layout; /* NULL for an access or a trace */
 	uint32_t raw;			   /* bytes that hold all fields of the layout */
+	bool is_trace;			   /* whether it becomes a tierd_trace */
 	size_t bytes;			   /* of what it becomes */
 };
 
@@ -178,6 +179,43 @@ static bool take_access(const struct data *data, uint16_t size, struct tierd_cur
 	return true;
 }
 
+/* Returns whether the sample, of @size bytes, became a tierd_trace. */
+static bool take_trace(const struct data *data, uint16_t size, struct tierd_cursor *cursor,
+		       struct tierd_trace *ret_trace)
+{
+	uint8_t bounce[RAW_AT + TIERD_TRACE_MOST];
+	const uint8_t *at;
+	uint32_t have;
+
+	if (size < RAW_AT)
+		return false;
+	at = peek(data, cursor->tail, RAW_AT, bounce);
+	have = load32(at + RAW_AT - sizeof(have));
+	if (have > TIERD_TRACE_MOST || have > size - (uint32_t)RAW_AT)
+		return false;
+	at = peek(data, cursor->tail, RAW_AT + have, bounce);
+	ret_trace->time_ns = load64(at + sizeof(struct perf_event_header));
+	ret_trace->lost = cursor->gap;
+	ret_trace->bytes = have;
+	memcpy(ret_trace->data, at + RAW_AT, have);
+	cursor->gap = 0;
+	return true;
+}
+
+/* Returns whether the sample, of @size bytes, became what @form says. */
+static inline __attribute__((always_inline)) bool take_sample(const struct data *data,
+							      uint16_t size,
+							      const struct form *form,
+							      struct tierd_cursor *cursor,
+							      void *ret)
+{
+	if (form->layout)
+		return take_record(data, size, form, cursor, ret);
+	if (form->is_trace)
+		return take_trace(data, size, cursor, ret);
+	return take_access(data, size, cursor, ret);
+}
+
 /* Takes in one record of the ring. Returns 1 when it became one of the caller's, else 0. */
 static inline __attribute__((always_inline)) int take(const struct data *data,
 						      const struct perf_event_header *header,
@@ -188,8 +226,7 @@ static inline __attribute__((always_inline)) int take(const struct data *data,
 
 	switch (header->type) {
 	case PERF_RECORD_SAMPLE:
-		if (form->layout ? take_record(data, header->size, form, cursor, ret) :
-				   take_access(data, header->size, cursor, ret))
+		if (take_sample(data, header->size, form, cursor, ret))
 			return 1;
 		break;
 	case PERF_RECORD_LOST: /* header, u64 id, u64 lost */
@@ -270,6 +307,14 @@ int tierd_decode_accesses(const void *bytes, uint64_t data_bytes, uint64_t head,
 	return decode(&form, bytes, data_bytes, head, capacity, cursor, (uint8_t *)ret_accesses);
 }
 
+int tierd_decode_traces(const void *bytes, uint64_t data_bytes, uint64_t head, uint32_t capacity,
+			struct tierd_cursor *cursor, struct tierd_trace *ret_traces)
+{
+	const struct form form = { .is_trace = true, .bytes = sizeof(*ret_traces) };
+
+	return decode(&form, bytes, data_bytes, head, capacity, cursor, (uint8_t *)ret_traces);
+}
+
 static int open_event(const struct perf_event_attr *attr, int32_t pid, int32_t cpu, int leader)
 {
 	return (int)syscall(SYS_perf_event_open, attr, pid, cpu, leader, PERF_FLAG_FD_CLOEXEC);
@@ -283,6 +328,15 @@ static void close_events(const struct tierd_ring *ring)
 		close(ring->leader);
 }
 
+static void set_common(struct perf_event_attr *attr, uint32_t wakeup_bytes)
+{
+	attr->size = sizeof(*attr);
+	attr->watermark = 1;
+	attr->wakeup_watermark = wakeup_bytes;
+	attr->use_clockid = 1;
+	attr->clockid = CLOCK_MONOTONIC;
+}
+
 /*
  * Opens what @attr says for @pid on @cpu, with a ring of its own, behind an open @leader unless that
  * is -1. The leader is closed with the ring, or if there is none.
@@ -293,11 +347,7 @@ static int open_ring(struct perf_event_attr *attr, int32_t pid, int32_t cpu, int
 	struct tierd_ring ring = { .data_bytes = data_bytes, .leader = leader };
 	int err;
 
-	attr->size = sizeof(*attr);
-	attr->watermark = 1;
-	attr->wakeup_watermark = wakeup_bytes;
-	attr->use_clockid = 1;
-	attr->clockid = CLOCK_MONOTONIC;
+	set_common(attr, wakeup_bytes);
 	ring.fd = open_event(attr, pid, cpu, leader);
 	if (ring.fd < 0)
 		goto fail;
@@ -313,17 +363,47 @@ fail:
 	return err;
 }
 
-int tierd_open_ring(uint64_t event, int32_t pid, uint64_t data_bytes, uint32_t wakeup_bytes,
-		    struct tierd_ring *ret_ring)
+static struct perf_event_attr tracepoint(uint64_t event)
 {
-	struct perf_event_attr attr = {
+	return (struct perf_event_attr){
 		.type = PERF_TYPE_TRACEPOINT,
 		.config = event,
 		.sample_period = 1,
 		.sample_type = PERF_SAMPLE_TIME | PERF_SAMPLE_RAW,
 	};
+}
+
+int tierd_open_ring(uint64_t event, int32_t pid, uint64_t data_bytes, uint32_t wakeup_bytes,
+		    struct tierd_ring *ret_ring)
+{
+	struct perf_event_attr attr = tracepoint(event);
 
 	return open_ring(&attr, pid, -1, -1, data_bytes, wakeup_bytes, ret_ring);
+}
+
+int tierd_open_traces(uint64_t event, int32_t cpu, uint64_t data_bytes, struct tierd_ring *ret_ring)
+{
+	struct perf_event_attr attr = tracepoint(event);
+
+	return open_ring(&attr, -1, cpu, -1, data_bytes, 1, ret_ring);
+}
+
+int tierd_join_traces(uint64_t event, int32_t cpu, const struct tierd_ring *ring)
+{
+	struct perf_event_attr attr = tracepoint(event);
+	int fd, err;
+
+	if (!ring->map)
+		return -EBADF;
+	set_common(&attr, 1);
+	fd = open_event(&attr, -1, cpu, -1);
+	if (fd < 0)
+		return -errno;
+	if (ioctl(fd, PERF_EVENT_IOC_SET_OUTPUT, ring->fd) == 0)
+		return fd;
+	err = -errno;
+	close(fd);
+	return err;
 }
 
 /* Maps what SPE writes to, and lets it begin. */
@@ -441,6 +521,21 @@ int tierd_read_ring(struct tierd_ring *ring, const struct tierd_layout *layout, 
 	data = written(ring, &head);
 	count = tierd_decode_records(layout, data, ring->data_bytes, head, capacity, &ring->cursor,
 				     ret_records);
+	give_back(ring);
+	return count;
+}
+
+int tierd_read_traces(struct tierd_ring *ring, uint32_t capacity, struct tierd_trace *ret_traces)
+{
+	const void *data;
+	uint64_t head;
+	int count;
+
+	if (!ring->map)
+		return -EBADF;
+	data = written(ring, &head);
+	count = tierd_decode_traces(data, ring->data_bytes, head, capacity, &ring->cursor,
+				    ret_traces);
 	give_back(ring);
 	return count;
 }

@@ -5,22 +5,26 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tierd.daemon import Daemon
+from tierd.decide.evacuate import hottest_first
 from tierd.errors import NotFound, TierdError
 from tierd.kernel import nodes, process
 from tierd.kernel.free import FreeMemory
-from tierd.migrate.drain import Drain, apart
+from tierd.migrate.drain import Drain, apart, find_mapped
 from tierd.migrate.mover import Mover
-from tierd.model import PAGE_BYTES, NodeId, Pid, Report, Topology
+from tierd.model import PAGE_BYTES, NodeId, Pid, Rank, Report, Topology
 from tierd.observe.events import event
 from tierd.observe.flows import OTHERS
 
 log = logging.getLogger("tierd")
+
+FindOn = Callable[[NodeId, Pid, int], tuple[NDArray[np.void], int | None]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,11 +35,15 @@ class Drains:
         daemon: places nothing while a drain has work; what drains move is among its flows.
         free: keeps the nodes closed for moves of others.
         make_mover: makes what moves pages between the tiers of a topology.
+        find_on: lists what of a process a drain of a node is to look at, as Drain's find_in.
+        is_bad: tells whether some of a node's memory must not be moved, and find_on leaves it out.
     """
 
     daemon: Daemon
     free: FreeMemory
     make_mover: Callable[[Topology], Mover]
+    find_on: FindOn = lambda node, pid, cursor: find_mapped(pid, cursor)
+    is_bad: Callable[[NodeId], bool] = lambda node: False
     going: dict[NodeId, Drain] = field(default_factory=dict)
 
     def begin(self, node: NodeId) -> Mapping[str, Any]:
@@ -51,6 +59,12 @@ class Drains:
             self.free.closed.add(node)
             log.info("node %d is being drained", node, extra=event("drain", node=node))
         return _account(self.going[node])
+
+    def fence(self, node: NodeId) -> None:
+        """Has a failing node emptied, as far as the others have room, and nothing placed there."""
+        if node not in self.going:
+            self.going[node] = self._make(node)
+            self.free.closed.add(node)
 
     def end(self, node: NodeId) -> Mapping[str, Any]:
         """Has a node used again.
@@ -134,9 +148,18 @@ class Drains:
             mover=self.make_mover(topology),
             room=self.free.room_bytes,
             find=process.read_pids,
-            read_mapped=_mapped_or_gone,
+            find_in=partial(self.find_on, node),
             learn=learn,
+            hottest=lambda: self._hottest(node),
         )
+
+    def _hottest(self, node: NodeId) -> list[tuple[Pid, NDArray[np.void]]]:
+        """Returns what of a node is known to be hot; nothing where single pages must stay."""
+        if self.is_bad(node):
+            return []
+        daemon = self.daemon
+        pieces = {pid: watched.pieces for pid, watched in daemon.watched.items()}
+        return hottest_first(pieces, Rank(int(daemon.rank_of_node[node])))
 
 
 def _account(drain: Drain) -> dict[str, Any]:
@@ -150,11 +173,3 @@ def _account(drain: Drain) -> dict[str, Any]:
         "processes": drain.processes,
         "processes_left": drain.processes_left,
     }
-
-
-def _mapped_or_gone(pid: Pid) -> NDArray[np.void] | None:
-    """As process.read_mapped(), without what we may not look into, such as kernel threads."""
-    try:
-        return process.read_mapped(pid)
-    except PermissionError:
-        return None

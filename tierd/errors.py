@@ -53,3 +53,15 @@ class Busy(TierdError):
 
 class NotFound(TierdError):
     """There is nothing of that name here."""
+
+
+class NoRoom(TierdError):
+    """No tier has room for what is to be there."""
+
+
+class TierFailed(TierdError):
+    """A tier did not do what it was asked for: it raised, was late, or did a part of it."""
+
+
+class Damaged(TierdError):
+    """What is stored is not what was once written."""

@@ -20,13 +20,15 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NewType, Self, get_type_hints
+from typing import Any, NewType, Self, get_origin, get_type_hints
 
 from tierd.errors import Conflict, TierdError
 from tierd.kernel import tunable
+from tierd.kernel.blocks import AUTO_ONLINE
+from tierd.kernel.cxl_regions import Regions
 from tierd.kernel.damon import Admin, Slot, SlotIndex
 from tierd.kernel.tunable import Files, KernelFiles
 
@@ -69,9 +71,60 @@ class Kdamond:
     pid: int | None = None
 
 
-Change = Tunable | Slots | Kdamond
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A CXL region that is being made, amended before each write: `doing` is the next one.
 
-_KINDS: Mapping[str, type[Change]] = {"tunable": Tunable, "slots": Slots, "kdamond": Kdamond}
+    `folder` is its folder's inode in sysfs once it is there, which the kernel never uses again. Of
+    the endpoint decoders so many, `reserved`, may have `share_bytes` of their devices by then.
+    """
+
+    name: str
+    root: str
+    decoders: tuple[str, ...]
+    share_bytes: int
+    policy: str
+    doing: str
+    folder: int | None = None
+    reserved: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionDrain:
+    """A CXL region that is being taken out of use, amended before each step: `doing` is the next.
+
+    `kmem` are its dax devices that kmem had, and `online` its blocks that were online, each as
+    NUMBER=POLICY, as auto_online_blocks spells how it was. Until it `ends` these come back; from
+    then on the region has lost its driver, and is taken apart. `node` is what the daemon drains.
+    """
+
+    name: str
+    root: str
+    folder: int
+    decoders: tuple[str, ...]
+    share_bytes: int
+    kmem: tuple[str, ...]
+    online: tuple[str, ...]
+    doing: str
+    node: int | None = None
+    ends: bool = False
+
+    @property
+    def policies(self) -> Mapping[int, str]:
+        """How each block was online, by its number."""
+        pairs = (block.partition("=") for block in self.online)
+        return {int(number): policy for number, _, policy in pairs}
+
+
+Change = Tunable | Slots | Kdamond | Region | RegionDrain
+
+_KINDS: Mapping[str, type[Change]] = {
+    "tunable": Tunable,
+    "slots": Slots,
+    "kdamond": Kdamond,
+    "region": Region,
+    "drain": RegionDrain,
+}
 
 
 class Journal:
@@ -92,6 +145,8 @@ class Journal:
     ) -> None:
         self._files: Files = files if files is not None else KernelFiles()
         self._admin = Admin(root, self._files)
+        self._regions = Regions(root, self._files)
+        self._auto_online = root / AUTO_ONLINE
         self._boot = tunable.boot_id(root)
         self._dir_fd = _open_locked(state_dir)
         self._path = state_dir / "journal.jsonl"
@@ -157,6 +212,10 @@ class Journal:
         self._append(entry, change)
         self._live[entry] = change
 
+    def keep(self, entry: EntryId) -> None:
+        """Has a change stay as it is: it is not to be taken back any more."""
+        self._forget(entry)
+
     def revert(self, entry: EntryId) -> str | None:
         """Takes one change back; returns what was done or left, None when there was nothing to do.
 
@@ -169,13 +228,15 @@ class Journal:
         self._forget(entry)
         return told
 
-    def undo(self) -> list[str]:
+    def undo(self, *, but: Collection[EntryId] = ()) -> list[str]:
         """Takes back every change, the latest first; returns what it did, for the log.
+
+        Those of `but` are left.
 
         What cannot be taken back now is told and stays recorded, for the next start.
         """
         told, self._unread = _shortened(self._unread), []
-        for entry in sorted(self._live, reverse=True):
+        for entry in sorted(self._live.keys() - set(but), reverse=True):
             try:
                 line = self.revert(entry)
             except (OSError, TierdError, ValueError) as error:
@@ -192,6 +253,12 @@ class Journal:
                 return self._revert_slots(change)
             case Kdamond():
                 return self._revert_kdamond(change)
+            case Region():
+                return self._revert_region(change)
+            case RegionDrain() if change.ends:
+                return self._end_drain(change)
+            case RegionDrain():
+                return self._revert_drain(change)
 
     def _revert_tunable(self, change: Tunable) -> str | None:
         path = Path(change.path)
@@ -226,6 +293,58 @@ class Journal:
             return f"{slot} is not the one that was started for {change.target}: left as it is"
         self._admin.release(slot.index)
         return f"kdamond {change.slot} of process {change.target} stopped, its slot emptied"
+
+    def _revert_region(self, change: Region) -> str | None:
+        regions, name = self._regions, change.name
+        folder = regions.folder(name)
+        if folder is not None and not self._is_our_region(change, folder):
+            return f"{name} is not the one that was being made: left as it is"
+        if folder is not None and regions.is_whole(name, change.policy):
+            return f"{name} was made whole, though not recorded as that: it stays"
+        if folder is not None:
+            regions.unplug(name)
+        reserved = change.decoders[: change.reserved]
+        freed = [regions.release(decoder, change.share_bytes) for decoder in reversed(reserved)]
+        if folder is not None:
+            regions.delete(name, change.root)
+        elif not any(freed):
+            return None
+        return f"{name}, whose making was cut short at {change.doing}, was taken apart"
+
+    def _end_drain(self, change: RegionDrain) -> str | None:
+        """Takes a region apart to the end; one that has its folder no more is gone."""
+        regions, name = self._regions, change.name
+        if regions.folder(name) != change.folder:
+            return None
+        regions.unplug(name, is_settled=bool(change.kmem))
+        for decoder in reversed(change.decoders):
+            regions.release(decoder, change.share_bytes)
+        regions.delete(name, change.root)
+        return f"{name}, which was being drained, was taken apart to the end"
+
+    def _revert_drain(self, change: RegionDrain) -> str | None:
+        regions, name, online = self._regions, change.name, change.policies
+        if regions.folder(name) != change.folder:
+            return f"{name} is not the one that was being drained: left as it is"
+        if regions.is_plugged(name, change.kmem, online):
+            return None
+        policy = self.write(self._auto_online, "offline")
+        try:
+            regions.plug(name, change.kmem, online)
+        finally:
+            if policy is not None:
+                self.revert(policy)
+        return f"{name}, whose drain was cut short at {change.doing}, is in use again"
+
+    def _is_our_region(self, change: Region, folder: int) -> bool:
+        """Tells a region of ours from one that somebody else has made under its name.
+
+        A crash may have come between making it and recording its folder, where nothing is lost by
+        deleting it: nothing has been written to it by then.
+        """
+        if change.folder is None:
+            return self._regions.is_empty(change.name)
+        return folder == change.folder
 
     def _open(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -384,10 +503,18 @@ def _shortened(lines: list[str]) -> list[str]:
 def _parse(kind: type[Change], fields: Mapping[str, Any]) -> Change:
     """Makes a change of a line's fields; raises TypeError where they don't fit."""
     hints = get_type_hints(kind)
-    for name, value in fields.items():
-        if not isinstance(value, hints.get(name, ())):
-            raise TypeError(f"{name}: {value!r}")
-    return kind(**fields)
+    return kind(
+        **{name: _value(name, value, hints.get(name, ())) for name, value in fields.items()}
+    )
+
+
+def _value(name: str, value: Any, hint: Any) -> Any:
+    if hint == tuple[str, ...] and isinstance(value, list):
+        if all(isinstance(word, str) for word in value):
+            return tuple(value)
+    elif get_origin(hint) is not tuple and isinstance(value, hint):
+        return value
+    raise TypeError(f"{name}: {value!r}")
 
 
 def _is_ours(slot: Slot, change: Kdamond) -> bool:

@@ -26,6 +26,7 @@ from tierd.config import Config, Engine, Mode, Place, Rival, TargetConfig
 from tierd.config.check import was_set as as_set
 from tierd.config.rules import NEEDS_RESTART
 from tierd.config.show import Difference, as_dict, differences
+from tierd.cxl_errors import CxlErrors
 from tierd.daemon import Daemon
 from tierd.discover import hotplug
 from tierd.discover.hotplug import Hotplug
@@ -36,10 +37,12 @@ from tierd.drains import Drains
 from tierd.errors import Conflict, TierdError
 from tierd.handover import USE_MOVE_PAGES, Handover, require_fit
 from tierd.journal import Journal
+from tierd.kernel.cxl_events import CxlEvents
 from tierd.kernel.damon import Admin
 from tierd.kernel.free import FreeMemory
 from tierd.kernel.proc_events import ProcEvents
 from tierd.kernel.signals import CALL, RELOAD, Signals, caught_signals
+from tierd.kernel.tunable import Files, KernelFiles
 from tierd.kernel.uevents import Uevents
 from tierd.machine import ThisMachine
 from tierd.migrate.limits import LimitsReader
@@ -48,6 +51,7 @@ from tierd.migrate.schemes import KernelSchemes
 from tierd.model import NodeId, Pid, Pin, Topology
 from tierd.observe import status
 from tierd.observe.events import History, event
+from tierd.provision.create import has_journal, open_journal
 from tierd.recorder import Recorder, Recordings, recording_to
 from tierd.sample.fused import Fused, with_hardware
 from tierd.sample.session import Session
@@ -109,6 +113,7 @@ def run_service(command_line: CommandLine, files: Config, *, for_s: float | None
         def stop_asked(wait_s: float) -> bool:
             notify("WATCHDOG=1")
             service.drains.go_on()
+            service.cxl_errors.go_on()
             stop = signals.stop_asked(wait_s, answers)
             service.follow_memory()
             service.follow_rival()
@@ -119,19 +124,25 @@ def run_service(command_line: CommandLine, files: Config, *, for_s: float | None
         service.daemon.run(stop_asked, for_s=for_s)
 
 
-def undo_left(state_dir: Path) -> None:
-    """Takes back what a daemon that was killed has left, as the next one would.
+def undo_left(state_dir: Path, root: Path = Path("/"), files: Files | None = None) -> None:
+    """Takes back what a daemon or a tierctl that was killed has left, as the next one would.
 
     Raises:
-        TierdError: not all of it could be taken back; or a daemon is running.
+        TierdError: not all of it could be taken back; or a daemon is running, or such a tierctl.
     """
-    with Journal(state_dir) as journal:
-        _undo(journal)
-        if journal.changes:
-            raise TierdError(
-                f"{len(journal.changes)} of the changes could not be taken back",
-                hint="see above; after a reboot none of them is there any more",
-            )
+    with ExitStack() as stack:
+        journals = [stack.enter_context(Journal(state_dir, root=root))]
+        if has_journal(state_dir):
+            regions = open_journal(state_dir, root, files or KernelFiles())
+            journals.append(stack.enter_context(regions))
+        for journal in reversed(journals):
+            _undo(journal)
+        left = sum(len(journal.changes) for journal in journals)
+    if left:
+        raise TierdError(
+            f"{left} of the changes could not be taken back",
+            hint="see above; after a reboot none of them is there any more",
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -150,6 +161,7 @@ class Service:
     finder: Finder
     free: FreeMemory
     drains: Drains
+    cxl_errors: CxlErrors
     arbiter: Arbiter
     recordings: Recordings
     hotplug: Hotplug
@@ -265,6 +277,7 @@ class Service:
         if topology is not None:
             self.daemon.retier(topology, self._mover(self.settings, topology))
             self.drains.follow()
+            self.cxl_errors.follow()
             for change in hotplug.differences(before, topology):
                 log.info("%s", change, extra=event("memory"))
 
@@ -284,7 +297,7 @@ class Service:
         return may_move
 
     def _rests(self) -> bool:
-        """Whether moves are an operator's for now; the kernel's would fill what is drained."""
+        """Whether an operator pauses moves, or drains a node, which the kernel would fill again."""
         return self.daemon.paused or self.daemon.yields or bool(self.free.closed)
 
     def _mover(self, settings: Config, topology: Topology) -> Mover | None:
@@ -300,11 +313,13 @@ class Service:
             "config": as_dict(self.files),
             "set": self.was_set,
             "drains": self.drains.accounts(),
+            "cxl": self.cxl_errors.account(),
         }
         slowly = _SLOWLY if self.sampler.way == "tried_regions" else None
         handed = [] if self.handover is None else self.handover.notes()
         amiss = (self.view.history.trouble, self.arbiter.note, slowly, *handed)
-        document["notes"] = [*account["notes"], *(note for note in amiss if note is not None)]
+        told = [note for note in amiss if note is not None]
+        document["notes"] = [*account["notes"], *told, *self.cxl_errors.notes()]
         self.view.account = document
         try:
             status.publish(self.settings.daemon.runtime_dir, document)
@@ -385,6 +400,20 @@ def _set_up(
         tell=lambda daemon, rooms: service.publish(account(daemon, rooms)),
         record=recordings,
     )
+
+    def make_drain_mover(topology: Topology) -> Mover:
+        return make_mover(daemon.config, topology, free, signals.are_waiting)
+
+    drains = Drains(daemon=daemon, free=free, make_mover=make_drain_mover)
+    cxl_errors = CxlErrors(
+        daemon=daemon,
+        free=free,
+        make_mover=make_drain_mover,
+        fence=drains.fence,
+        folder=files.daemon.state_dir,
+        listen=lambda: stack.enter_context(CxlEvents()),
+    )
+    drains.find_on, drains.is_bad = cxl_errors.find_on, cxl_errors.is_bad
     service = Service(
         command_line=command_line,
         files=files,
@@ -393,13 +422,8 @@ def _set_up(
         sampler=session,
         finder=finder,
         free=free,
-        drains=Drains(
-            daemon=daemon,
-            free=free,
-            make_mover=lambda topology: make_mover(
-                daemon.config, topology, free, signals.are_waiting
-            ),
-        ),
+        drains=drains,
+        cxl_errors=cxl_errors,
         arbiter=arbiter,
         recordings=recordings,
         hotplug=Hotplug(topology, files.tiers, _listen_to_memory(stack)),
@@ -407,6 +431,8 @@ def _set_up(
         view=View(daemon, history),
         inbox=Inbox(signals.call),
     )
+    cxl_errors.restore()
+    cxl_errors.begin()
     if schemes is not None:
         service.handover = Handover(daemon=daemon, kernel=schemes, free=free)
         service.handover.begin()

@@ -2,6 +2,7 @@
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,34 @@ def commands(machine: Machine, history: History) -> FakeCommands:
     return FakeCommands(daemon)
 
 
+CXL_ERRORS: dict[str, Any] = {
+    "listens": True,
+    "lost": 0,
+    "errors": [
+        {
+            "device": "mem0",
+            "region": "region0",
+            "kind": "poison",
+            "severity": "uncorrected",
+            "count": 3,
+        }
+    ],
+    "evacuations": [
+        {
+            "block": 210,
+            "node": 1,
+            "done": False,
+            "moved_pages": 7,
+            "left": {"busy": 1},
+            "mapped_pages": 1,
+            "bad_pages": 3,
+        }
+    ],
+    "fenced": [{"node": 1, "device": "mem0"}],
+}
+
+
 @pytest.fixture
 def view(machine: Machine, history: History, commands: FakeCommands) -> View:
-    told = {"pid": 1, **machine.told[-1], "config": {}, "set": {}, "drains": []}
+    told = {"pid": 1, **machine.told[-1], "config": {}, "set": {}, "drains": [], "cxl": CXL_ERRORS}
     return View(commands.daemon, history, told)

@@ -212,6 +212,11 @@ class Machine:
         span = self.memory[pid].span
         return np.array([(span.start, span.stop)], RANGE)
 
+    def find_in(self, pid: Pid, cursor: int) -> tuple[NDArray[np.void], None]:
+        """As a drain walks a process."""
+        mapped = self.mapped(pid)
+        return (np.zeros(0, RANGE) if mapped is None else mapped[mapped["end"] > cursor]), None
+
     def named(self, pid: Pid, names: Container[str]) -> list[tuple[int, int, str]]:
         mappings = self.names.get(pid, {})
         return [(m.start, m.stop, name) for name, m in mappings.items() if name in names]

@@ -81,11 +81,18 @@ def test_plain_json_is_read_too(tmp_path: Path) -> None:
         (json.dumps(a_record(start=-1)).encode(), "-1 is negative"),
         (json.dumps(a_record(end=str(1 << 65))).encode(), "OverflowError"),
         (json.dumps(a_record(end="4,096")).encode(), "lacks ranges in order"),
-        (zlib.compress(bytes((1 << 28) + 2)), "more than 256 MiB"),
     ],
 )
 def test_what_is_not_damos_is_told(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "damon.data"
     path.write_bytes(content)
     with pytest.raises(BadRecording, match=message):
+        load(path)
+
+
+def test_what_grows_too_large_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(damo, "MOST_BYTES", 1 << 20)
+    path = tmp_path / "damon.data"
+    path.write_bytes(zlib.compress(bytes((1 << 20) + 2)))
+    with pytest.raises(BadRecording, match="more than 1 MiB"):
         load(path)

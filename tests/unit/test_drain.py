@@ -24,13 +24,14 @@ from tests.unit.machine import (
     topology,
 )
 from tests.unit.replay import MIB
+from tierd.decide.evacuate import hottest_first
 from tierd.drains import Drains
 from tierd.errors import NotFound, TierdError
 from tierd.kernel.free import FreeMemory
 from tierd.kernel.process import RANGE
 from tierd.migrate.drain import Drain, apart
 from tierd.migrate.mover import Mover
-from tierd.model import MOVE, NodeId, Outcome, Pid, Plan, Rank, Report, Topology
+from tierd.model import MOVE, PIECE, NodeId, Outcome, Pid, Plan, Rank, Report, Topology
 from tierd.observe.flows import Direction, Flow
 
 FAST, SLOW = NODES
@@ -73,7 +74,7 @@ def drain(machine: Machine, mover: SlicedMover, room: int = 1 << 30) -> Drain:
         mover=cast(Mover, mover),
         room=lambda node: room,
         find=lambda: [*machine.memory],
-        read_mapped=machine.mapped,
+        find_in=machine.find_in,
         learn=lambda report: None,
         clock=machine.monotonic,
     )
@@ -97,6 +98,37 @@ def test_all_processes_leave_the_node_in_slices(machine: Machine) -> None:
     assert work.moved_pages == 2 * PAGES
     assert not work.left
     assert (work.processes, work.processes_left) == (2, 0)
+
+
+def piece(start: int, heat: float, there: float = 1.0) -> NDArray[np.void]:
+    made = np.zeros(1, PIECE)
+    made["start"], made["end"] = start * 4096, (start + 1) * 4096
+    made["short"] = made["long"] = heat
+    made["resident"][:, CXL] = there
+    return made
+
+
+def test_what_is_hot_goes_first_and_what_is_cold_with_the_rest() -> None:
+    known = {
+        HOT: np.concatenate([piece(1, 1e-3), piece(2, 0.0), piece(3, 1e-3), piece(4, 9.0)]),
+        OTHER: np.concatenate([piece(7, 0.2), piece(8, 9.5), piece(9, 9.0, there=0.0)]),
+    }
+    turns = [(pid, (ranges["start"] // 4096).tolist()) for pid, ranges in hottest_first(known, CXL)]
+    assert turns == [(HOT, [4]), (OTHER, [8]), (OTHER, [7]), (HOT, [1, 3])]
+
+
+def test_the_hottest_is_moved_first(machine: Machine) -> None:
+    machine.start(HOT, Memory(SPAN))
+    machine.start(OTHER, Memory(SPAN))
+    hot = np.array([(SPAN.start, SPAN.stop)], RANGE)
+    moved = list[Pid]()
+    work = drain(machine, SlicedMover(machine, PAGES // 2))
+    work.hottest = lambda: [(OTHER, hot)]
+    work.learn = lambda report: moved.extend(report.plan.pids)
+    finish(work, machine)
+    assert moved[:3] == [OTHER, OTHER, HOT]
+    assert work.processes == 2
+    assert work.moved_pages == 2 * PAGES
 
 
 def test_what_cannot_be_moved_is_told_and_ends_it(machine: Machine) -> None:
@@ -159,14 +191,14 @@ def test_pages_go_to_the_fastest_tier_with_room(
 
 
 def test_only_what_is_mapped_is_walked(machine: Machine) -> None:
-    def none(pid: Pid) -> NDArray[np.void] | None:
-        return np.zeros(0, RANGE) if pid == HOT else None
+    def none(pid: Pid, cursor: int) -> tuple[NDArray[np.void], None]:
+        return np.zeros(0, RANGE), None
 
     machine.start(HOT, Memory(SPAN))
     machine.start(OTHER, Memory(SPAN))
     mover = SlicedMover(machine, PAGES)
     work = drain(machine, mover)
-    work.read_mapped = none
+    work.find_in = none
     finish(work, machine)
     assert mover.destinations == []
 
@@ -195,6 +227,28 @@ def test_a_node_is_closed_and_opened_again(drains: Drains) -> None:
     assert drains.free.closed == set()
     with pytest.raises(NotFound, match="not being drained"):
         drains.end(SLOW)
+
+
+def test_a_failing_node_is_fenced_without_room(drains: Drains) -> None:
+    drains.fence(SLOW)
+    drains.fence(SLOW)
+    assert drains.free.closed == {SLOW}
+    (told,) = drains.accounts()
+    assert (told["node"], told["done"]) == (SLOW, False)
+    drains.end(SLOW)
+    assert drains.free.closed == set()
+
+
+def test_where_data_are_lost_what_is_hot_does_not_go_first(
+    drains: Drains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be moved by its addresses, and the pages whose data are lost with it."""
+    hot = [(HOT, np.array([(SPAN.start, SPAN.stop)], RANGE))]
+    monkeypatch.setattr("tierd.drains.hottest_first", lambda pieces, rank: hot)
+    drains.begin(SLOW)
+    assert drains.going[SLOW].hottest() == hot
+    drains.is_bad = lambda node: node == SLOW
+    assert drains.going[SLOW].hottest() == []
 
 
 def test_what_a_drain_moves_is_among_the_flows(drains: Drains) -> None:

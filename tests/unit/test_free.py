@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,18 +102,34 @@ def test_node_that_is_not_there(root: Path, free: FreeMemory) -> None:
     assert free.room_bytes(ZERO) > 0
 
 
-def test_node_that_goes_offline_and_comes_back(
+def test_node_that_goes_offline(
     root: Path, free: FreeMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = settle(root)[ONE]
     assert free.room_bytes(ONE) == room
 
     def gone(*_: int) -> bytes:
-        raise OSError(19, "No such device")
+        raise OSError(errno.ENODEV, "No such device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pread", gone)
         assert free.room_bytes(ONE) == 0
+    assert free.room_bytes(ONE) == room
+
+
+def test_node_that_is_back_before_it_was_missed(
+    root: Path, free: FreeMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = settle(root)[ONE]
+    assert free.room_bytes(ONE) == room
+    pread, answers = os.pread, iter([OSError(errno.ENODEV, "No such device")])
+
+    def stale(file: int, count: int, offset: int) -> bytes:
+        for answer in answers:
+            raise answer
+        return pread(file, count, offset)
+
+    monkeypatch.setattr(os, "pread", stale)
     assert free.room_bytes(ONE) == room
 
 

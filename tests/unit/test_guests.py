@@ -2,6 +2,7 @@
 """What of the guests can be tested without booting one."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,6 +51,16 @@ def test_one_cxl_device() -> None:
     ]
 
 
+def test_room_for_a_cxl_device() -> None:
+    with_one, without = topology.cxl(512), topology.cxl(512, plugged=0)
+    assert set(with_one.arguments()) - set(without.arguments()) == {
+        "-object",
+        "memory-backend-ram,id=vmem0,size=512M",
+        "cxl-type3,bus=rp0,volatile-memdev=vmem0,id=mem0",
+    }
+    assert without.provisioning() == ["cxl", "--devices=0"]
+
+
 def test_two_cxl_devices_have_a_window_each() -> None:
     (windows,) = values(topology.cxl(256, 512).arguments(), "-M")
     assert "cxl-fmw.0.targets.0=cxl.0" in windows
@@ -59,6 +70,29 @@ def test_two_cxl_devices_have_a_window_each() -> None:
 def test_interleaved_cxl_devices_share_a_window() -> None:
     (window,) = values(topology.cxl(256, 256, interleaved=True).arguments(), "-M")
     assert window == "cxl-fmw.0.targets.0=cxl.0,cxl-fmw.0.targets.1=cxl.1,cxl-fmw.0.size=4G"
+
+
+def test_hmat_tells_the_way_to_each_cxl_device() -> None:
+    made = topology.cxl(256, 256, latencies_ns=(100, 500), bandwidths=("10G", "5G"))
+    arguments = made.arguments()
+    ports = [value for value in values(arguments, "-object") if "generic-port" in value]
+    assert ports == [
+        "acpi-generic-port,id=gp0,pci-bus=cxl.0,node=1",
+        "acpi-generic-port,id=gp1,pci-bus=cxl.1,node=2",
+    ]
+    told = [value for value in values(arguments, "-numa") if "read-latency" in value]
+    assert [re.sub(r"\D+", " ", value).split() for value in told] == [
+        ["0", "0", "90"],
+        ["0", "1", "100"],
+        ["0", "2", "500"],
+    ]
+    for latencies_ns in ((100,), (100, 200, 300)):
+        with pytest.raises(ValueError, match="a latency for each"):
+            topology.cxl(256, 256, latencies_ns=latencies_ns)
+    told = [value.split("=")[-1] for value in values(arguments, "-numa") if "read-band" in value]
+    assert told == ["40G", "10G", "5G"]
+    with pytest.raises(ValueError, match="a bandwidth for each"):
+        topology.cxl(256, 256, latencies_ns=(100, 500), bandwidths=("10G",))
 
 
 def test_slow_node_is_an_nvdimm_of_node_1() -> None:
@@ -124,9 +158,12 @@ TOPOLOGIES = st.one_of(
         {"memory_mib": 1024},
         {"slow_mib": (256, 512)},
         {"interleaved": True},
+        {"plugged": 1},
         {"emulator": Emulator.FAST},
         {"cpus": 4},
         {"numa_balancing": True},
+        {"latencies_ns": (100, 500)},
+        {"latencies_ns": (100, 500), "bandwidths": ("10G", "5G")},
     ],
 )
 def test_names_tell_topologies_apart(change: dict[str, Any]) -> None:

@@ -17,12 +17,15 @@ from tierd.api.inbox import Inbox
 from tierd.api.view import View
 from tierd.arbiter import Arbiter
 from tierd.config import Config, Mode, Place, PolicyConfig, TierConfig
+from tierd.cxl_errors import CxlErrors
 from tierd.daemon import Daemon
 from tierd.discover import hotplug
 from tierd.discover.hotplug import LOOK_S, Hotplug, differences
 from tierd.discover.targets import Finder
 from tierd.discover.topology import discover
 from tierd.drains import Drains
+from tierd.errors import UnsupportedKernel
+from tierd.kernel.cxl_events import CxlEvents
 from tierd.kernel.free import FreeMemory
 from tierd.kernel.text import UnexpectedContent
 from tierd.migrate.mover import Mover
@@ -323,11 +326,16 @@ class FakeDaemon:
         self.given.append(mover)
 
 
+def deaf() -> CxlEvents:
+    raise UnsupportedKernel("no tracepoints")
+
+
 def serve(root: Path, events: Events, mode: Mode = Mode.PLACE) -> tuple[Service, FakeDaemon]:
     watched = watch(root, events)
     fake = FakeDaemon(watched.topology)
     settings = Config(policy=PolicyConfig(mode=mode))
     free, mover = FreeMemory(root), cast(Mover, None)
+    drains = Drains(daemon=cast(Daemon, fake), free=free, make_mover=lambda topology: mover)
     service = Service(
         command_line=CommandLine(path=None, pids=(), dry_run=False),
         files=settings,
@@ -337,7 +345,15 @@ def serve(root: Path, events: Events, mode: Mode = Mode.PLACE) -> tuple[Service,
         finder=cast(Finder, None),
         free=free,
         arbiter=cast(Arbiter, Undisputed()),
-        drains=Drains(daemon=cast(Daemon, fake), free=free, make_mover=lambda topology: mover),
+        drains=drains,
+        cxl_errors=CxlErrors(
+            daemon=cast(Daemon, fake),
+            free=free,
+            make_mover=lambda topology: mover,
+            fence=drains.fence,
+            folder=Path("/nonexistent"),
+            listen=deaf,
+        ),
         recordings=Recordings(None),
         hotplug=watched,
         interrupted=lambda: False,

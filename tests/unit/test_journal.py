@@ -247,6 +247,8 @@ def test_an_earlier_boot_means_nothing(fake: FakeDamon, tmp_path: Path) -> None:
         b'{"boot": "boot-1", "id": 9, "kind": "unheard-of"}',
         b'{"boot": "boot-1", "id": 9, "kind": "slots", "before": "0", "after": 4}',
         b'{"boot": "boot-1", "id": 9, "kind": "slots", "before": 0}',
+        b'{"boot": "boot-1", "id": 9, "kind": "region", "decoders": [1]}',
+        b'{"boot": "boot-1", "id": 9, "kind": "region", "decoders": "decoder2.0"}',
         b"\xff\xfe",
         b'{"boot": "boot-1", "id": 1e999, "kind": "undone"}',
         b"[" * 100_000,
@@ -396,7 +398,7 @@ LINES = st.fixed_dictionaries(
     {
         "boot": st.just("boot-1"),
         "id": st.one_of(st.integers(0, 3), WORDS),
-        "kind": st.sampled_from(["tunable", "slots", "kdamond", "undone"]),
+        "kind": st.sampled_from(["tunable", "slots", "kdamond", "region", "undone"]),
     },
     optional={
         name: st.one_of(st.integers(0, 4), WORDS)

@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.unit.conftest import CXL_ERRORS
 from tests.unit.machine import DRAM, HOT, SPAN, FakeSampler, Machine, Memory, half_hot
 from tests.unit.test_decide import HOT as HOT_RATE
 from tests.unit.test_decide import POLICY, pages_moved, pieces, rooms
@@ -417,7 +418,7 @@ def test_while_the_fast_tier_is_the_slower_one_nothing_is_moved_up(
     assert [tier["loaded_cycles"] for tier in status["tiers"]] == [810, 640]
     assert [tier["closed_to"] for tier in status["tiers"]] == [["cxl"], []]
     assert status["tiers"][0]["loads"] >= LEAST_LOADS
-    scraped = metrics.as_text(status, {})
+    scraped = metrics.as_text({**status, "cxl": CXL_ERRORS}, {})
     assert 'tierd_tier_closed{source="cxl",tier="dram"} 1.0' in scraped
     assert 'tierd_tier_loaded_cycles{tier="cxl"} 640.0' in scraped
     assert set(status["kept"]) == {Kept.LOADED}

@@ -31,6 +31,7 @@ from tierd.api.inbox import Inbox
 from tierd.api.view import View
 from tierd.arbiter import Arbiter
 from tierd.config import ConflictsConfig, Rival
+from tierd.cxl_errors import CxlErrors, Events
 from tierd.discover.hotplug import Hotplug
 from tierd.discover.targets import Finder
 from tierd.drains import Drains
@@ -74,6 +75,7 @@ def service(
     inbox = Inbox(lambda: inbox.run())
     free = cast(FreeMemory, FakeFree())
     make_mover = cast(Callable[[Topology], Mover], lambda topology: machine.mover)
+    drains = Drains(daemon=daemon, free=free, make_mover=make_mover)
     service = Service(
         command_line=command_line,
         files=files,
@@ -83,7 +85,15 @@ def service(
         finder=cast(Finder, FakeFinder()),
         free=free,
         arbiter=cast(Arbiter, Undisputed()),
-        drains=Drains(daemon=daemon, free=free, make_mover=make_mover),
+        drains=drains,
+        cxl_errors=CxlErrors(
+            daemon=daemon,
+            free=free,
+            make_mover=make_mover,
+            fence=drains.fence,
+            folder=Path("/nonexistent"),
+            listen=lambda: cast(Events, None),
+        ),
         recordings=Recordings(None),
         hotplug=cast(Hotplug, None),
         interrupted=lambda: False,

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 
 from tests.unit import trees
+from tests.unit.conftest import CXL_ERRORS
 from tierd.account import account
 from tierd.cli.control import main
 from tierd.config import Config, Place, TenantConfig
@@ -150,7 +151,9 @@ def of_the_service() -> dict[str, Any]:
     """What the service adds to the daemon's account."""
     drain = {"node": 1, "done": False, "moved_pages": 7, "in_use": 4096, "left": {"busy": 1}}
     passes = {"passes": 1, "processes": 9, "processes_left": 3}
-    return {"pid": OWN, "config": as_dict(Config()), "set": {}, "drains": [drain | passes]}
+    return {"pid": OWN, "config": as_dict(Config()), "set": {}, "drains": [drain | passes]} | {
+        "cxl": CXL_ERRORS
+    }
 
 
 _BY_NAME = (

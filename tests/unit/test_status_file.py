@@ -84,7 +84,8 @@ STATUS: dict[str, Any] = {
 
 
 def with_status(**changes: Any) -> dict[str, Any]:
-    return copy.deepcopy(STATUS) | changes
+    """The daemon's, with what the service adds."""
+    return copy.deepcopy(STATUS) | {"cxl": {"errors": []}} | changes
 
 
 def gone_pid() -> int:
@@ -194,7 +195,7 @@ def test_a_status_that_cannot_be_read_is_told_with_the_reason(tmp_path: Path) ->
 
 
 def test_tables(tmp_path: Path) -> None:
-    status.publish(tmp_path, STATUS)
+    status.publish(tmp_path, with_status())
     shown = tierctl(tmp_path)
     assert shown.exit_code == 0, shown.output
     assert shown.stdout == TABLES.format(pid=os.getpid())

@@ -12,6 +12,7 @@ from tests.unit import trees
 from tierd import config
 from tierd.config import TierConfig
 from tierd.discover import tiers
+from tierd.discover.hotplug import differences
 from tierd.discover.topology import discover, read_use
 from tierd.errors import ConfigError
 from tierd.kernel import cxl, dax
@@ -51,6 +52,8 @@ def warnings(root: Path) -> list[str]:
         ("cxl-7.2", [("dram", "dram", [0]), ("cxl", "cxl", [1])]),
         ("cxl-interleaved", [("dram", "dram", [0]), ("cxl", "cxl", [1])]),
         ("cxl-two-regions", [("dram", "dram", [0]), ("cxl", "cxl", [1, 2])]),
+        ("cxl-two-tiers-6.12", [("dram", "dram", [0]), ("cxl", "cxl", [2]), ("cxl1", "cxl", [3])]),
+        ("cxl-two-tiers-7.2", [("dram", "dram", [0]), ("cxl", "cxl", [2]), ("cxl1", "cxl", [3])]),
         ("flat", [("dram", "dram", [0])]),
         ("hmat", [("dram", "dram", [0]), ("dram1", "dram", [1])]),
         ("numa", [("dram", "dram", [0]), ("dram1", "dram", [1])]),
@@ -116,6 +119,40 @@ def test_two_regions_are_told_apart(tmp_path: Path) -> None:
     found = discover((), trees.unpack("cxl-two-regions", tmp_path))
     assert [(node.id, node.memdevs) for node in found.nodes[1:]] == [(1, ("mem0",)), (2, ("mem1",))]
     assert found.tiers[1].capacity_bytes == 768 * MIB
+
+
+@pytest.mark.parametrize("kernel", ["6.12", "7.2"])
+def test_cxl_latencies_are_told_by_regions_and_without_the_kernels_error(
+    tmp_path: Path, kernel: str
+) -> None:
+    """HMAT's 100 and 500 ns, 150 of the devices and 17 of the links, which are 17,000 there."""
+    found = discover((), trees.unpack(f"cxl-two-tiers-{kernel}", tmp_path))
+    assert [tier.latency_ns for tier in found.tiers] == [90, 267, 667]
+    assert [tier.bandwidth_mbps for tier in found.tiers] == [40960, 10240, 10240]
+    assert found.nodes[1].cpu_initiator == Performance(
+        read_latency_ns=267,
+        write_latency_ns=367,
+        read_bandwidth_mbps=10240,
+        write_bandwidth_mbps=10240,
+    )
+
+
+def test_cxl_latencies_without_the_error_stay(tmp_path: Path) -> None:
+    root = trees.unpack("cxl-two-tiers-7.2", tmp_path)
+    for latency_ns in (267, 16_999):
+        for access in ("access0", "access1"):
+            (real(root, "region0") / access / "read_latency").write_text(f"{latency_ns}\n")
+        assert discover((), root).nodes[1].latency_ns == latency_ns
+
+
+def test_a_link_in_flit_mode_has_a_larger_error(tmp_path: Path) -> None:
+    root = trees.unpack("cxl-two-tiers-7.2", tmp_path)
+    (memdev,) = discover((), root).nodes[1].memdevs
+    port = real(root, memdev).parent.parent
+    (port / "current_link_speed").write_text("64.0 GT/s PCIe\n")
+    for access in ("access0", "access1"):
+        (real(root, "region0") / access / "read_latency").write_text(f"{250 + 32_000}\n")
+    assert discover((), root).nodes[1].latency_ns == 250 + 32
 
 
 def test_nvdimm_is_not_cxl(tmp_path: Path) -> None:
@@ -216,14 +253,45 @@ def test_device_in_no_region(tmp_path: Path) -> None:
     (warning,) = warnings(root)
     assert warning == (
         "mem1: its 512 MiB are in no CXL region, so nothing uses them; make one with "
-        "cxl create-region -t ram -m mem1"
+        "tierctl cxl create --memdev mem1"
     )
+
+
+def leave_two_nodes(root: Path) -> None:
+    put(root, "sys/devices/system/node/online", "0-1\n")
+    for node, distances in ((0, "10 20\n"), (1, "20 10\n")):
+        put(root, f"sys/devices/system/node/node{node}/distance", distances)
+
+
+def take_out(root: Path, device: str, region: str, dax: str) -> None:
+    """Takes a device out as device_del does whose memory is online: it stays, and its region."""
+    (real(root, region) / "commit").write_text("0\n")
+    (root / "sys/bus/dax/devices" / dax).unlink()
+    (root / "sys/bus/cxl/devices" / device).unlink()
+
+
+def test_memory_whose_device_was_taken_out_is_left_alone_and_told(tmp_path: Path) -> None:
+    root = trees.unpack("cxl-two-regions", tmp_path)
+    before = discover((), root)
+    take_out(root, "mem1", "region1", "dax1.0")
+    assert layout(root) == [("dram", "dram", [0]), ("cxl", "cxl", [1])]
+    (warning,) = warnings(root)
+    assert warning.startswith("node 2 has memory of region1, of which a CXL device has gone: ")
+    told = list(differences(before, discover((), root)))
+    assert told == [
+        "CXL device mem1 has gone",
+        "dax device dax1.0 has gone",
+        warning,
+        "tier 1: cxl, nodes 1",
+    ]
+    assert warning not in list(differences(discover((), root), discover((), root)))
 
 
 def test_region_that_is_not_committed(tmp_path: Path) -> None:
     root = trees.unpack("cxl-two-regions", tmp_path)
     (real(root, "region1") / "commit").write_text("0\n")
     (root / "sys/bus/dax/devices/dax1.0").unlink()
+    leave_two_nodes(root)
     (warning,) = warnings(root)
     assert warning == "mem1: region1 is not committed; finish it with cxl enable-region region1"
 
@@ -237,9 +305,7 @@ def test_region_that_is_not_committed(tmp_path: Path) -> None:
 )
 def test_region_whose_memory_is_not_online(tmp_path: Path, driver: str, step: str) -> None:
     root = trees.unpack("cxl-two-regions", tmp_path)
-    put(root, "sys/devices/system/node/online", "0-1\n")
-    for node, distances in ((0, "10 20\n"), (1, "20 10\n")):
-        put(root, f"sys/devices/system/node/node{node}/distance", distances)
+    leave_two_nodes(root)
     link = real(root, "dax1.0") / "driver"
     link.unlink()
     link.symlink_to(f"../drivers/{driver}")

@@ -10,7 +10,7 @@ from pathlib import Path
 TREES = Path(__file__).with_name("trees")
 
 NAMES = sorted(path.stem for path in TREES.glob("*.json"))
-"""cxl-6.12, cxl-7.2, cxl-interleaved, cxl-two-regions, flat, hmat, numa, slow-node-6.12, ..."""
+"""cxl-6.12, cxl-7.2, cxl-interleaved, cxl-two-regions, cxl-two-tiers-7.2, flat, hmat, numa, ..."""
 
 
 def unpack(name: str, into: Path) -> Path:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from tierd.config.rules import TABLES
+from tierd.kernel.cxl_events import Kind, Severity
 from tierd.model import Pin, TenantClass
 
 Schema: TypeAlias = Mapping[str, Any]
@@ -135,6 +136,31 @@ STATUS = answer(
     config=ANY_OBJECT,
     set=ANY_OBJECT,
     drains=array(DRAIN),
+    cxl=answer(
+        listens=FLAG,
+        lost=COUNT,
+        errors=array(
+            answer(
+                device=STRING,
+                region=or_null(STRING),
+                kind={"enum": [*map(str, Kind)]},
+                severity={"enum": [*map(str, Severity)]},
+                count=COUNT,
+            )
+        ),
+        evacuations=array(
+            answer(
+                block=COUNT,
+                node=COUNT,
+                done=FLAG,
+                moved_pages=COUNT,
+                left=mapping(COUNT),
+                mapped_pages=or_null(COUNT),
+                bad_pages=COUNT,
+            )
+        ),
+        fenced=array(answer(node=COUNT, device=STRING)),
+    ),
     schemes=array(
         answer(action=STRING, pages=COUNT, regions=COUNT, tried_bytes=COUNT, over_quota=COUNT)
     ),

@@ -15,8 +15,11 @@ from tierd.cli.completion import SHELLS, script
 from tierd.cli.config import config as config_commands
 from tierd.cli.connect import monitor
 from tierd.cli.cxl import cxl
+from tierd.cli.cxl_errors import poison, retire
+from tierd.cli.cxl_provision import provision
 from tierd.cli.doctor import Finding, Verdict, examine
 from tierd.cli.errors import Commands, Failure
+from tierd.cli.measure import measure
 from tierd.cli.options import config_option, json_option
 from tierd.cli.replaying import replay, size
 from tierd.cli.steering import drain, pause, pin, record, resume, set_, unpin
@@ -103,8 +106,10 @@ def completion(shell: str) -> None:
     click.echo(script(shell))
 
 
+for command in (provision, poison, retire):
+    cxl.add_command(command)
 for command in (
-    *(config_commands, cxl, events, explain, heat, targets, top),
+    *(config_commands, cxl, events, explain, heat, measure, targets, top),
     *(drain, pause, pin, resume, set_, unpin),
     *(record, replay, size),
 ):

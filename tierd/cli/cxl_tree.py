@@ -37,6 +37,12 @@ def as_text(fabric: Fabric) -> str:
     return "\n".join(line for branch in branches for line in _drawn(branch))
 
 
+def region(fabric: Fabric, name: str) -> str:
+    """Gives a region with what was made of it."""
+    found = (region for region in fabric.topology.regions if region.name == name)
+    return "\n".join(line for region in found for line in _drawn(_region(region, fabric)))
+
+
 def _drawn(branch: Branch, first: str = "", rest: str = "") -> Iterator[str]:
     """Yields the lines of a branch, with what leads to them."""
     yield first + branch.line

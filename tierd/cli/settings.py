@@ -83,12 +83,16 @@ def prepare(config_path: Path | None, changes: Mapping[str, Mapping[str, Any]]) 
     )
     others = [file for file in config.files(config_path) if file != path]
     config.load_with_places(others, [parse_document(content, str(path))])
-    _require_writable(path)
+    require_writable(path, "leave out --persist")
     return DropIn(path, content)
 
 
-def _require_writable(path: Path) -> None:
-    """Refuses before the daemon is told what could not be kept."""
+def require_writable(path: Path, otherwise: str) -> None:
+    """Refuses before anything is done that could not be kept.
+
+    Raises:
+        TierdError: the file cannot be written.
+    """
     folder = path.parent if path.parent.exists() else path.parent.parent
     probe = folder / f".{path.name}.new"
     try:
@@ -96,5 +100,5 @@ def _require_writable(path: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise TierdError(
-            f"{folder}: {error.strerror}", hint="run it with sudo, or leave out --persist"
+            f"{folder}: {error.strerror}", hint=f"run it with sudo, or {otherwise}"
         ) from None

@@ -11,6 +11,7 @@ _TIERS = ("TIER", "KIND", "NODES", "CAPACITY", "ROOM", "HEADROOM", "BACKED BY")
 _TENANTS = ("TENANT", "CLASS", "WEIGHT", "TIER", "HAS", "SHARE", "GUARANTEED", "MAXIMUM")
 _FLOWS = ("MOVED", "PAGES", "BYTES")
 _SCHEMES = ("DAMON'S SCHEME", "PAGES MOVED", "BYTES MOVED", "LOOKED THROUGH")
+_CXL_ERRORS = ("CXL DEVICE", "REGION", "ERRORS", "SEVERITY", "COUNT")
 _REASONS = ("NOT MOVED", "HOW MUCH")
 
 
@@ -25,6 +26,8 @@ def as_text(status: Mapping[str, Any]) -> str:
         tables.append(_flows(status))
     if reasons := list(_reasons(status)):
         tables.append(table(_REASONS, reasons))
+    if status["cxl"]["errors"]:
+        tables.append(_cxl_errors(status))
     tables += [f"note: {note}" for note in status["notes"]]
     return "\n\n".join(tables)
 
@@ -109,6 +112,20 @@ def _schemes(status: Mapping[str, Any]) -> str:
         for scheme in status["schemes"]
     ]
     return table(_SCHEMES, rows)
+
+
+def _cxl_errors(status: Mapping[str, Any]) -> str:
+    rows = [
+        (
+            e["device"],
+            e["region"] or "-",
+            e["kind"].replace("_", " "),
+            e["severity"],
+            str(e["count"]),
+        )
+        for e in status["cxl"]["errors"]
+    ]
+    return table(_CXL_ERRORS, rows)
 
 
 def _reasons(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -12,8 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from tierd.config.values import Engine, Mode, PolicyName, Rival, Samples
-from tierd.model import NodeId, Pin, TenantClass, TierKind
+from tierd.config.values import Engine, Mode, OnError, PolicyName, Provision, Rival, Samples
+from tierd.model import NodeId, Online, Pin, TenantClass, TierKind
 
 _COMM_BYTES = 15  # TASK_COMM_LEN less the final NUL
 _UNIT = re.compile(r"[^/\s]+\.(service|scope|slice)")
@@ -212,6 +212,12 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
     "hardware": {
         "samples": _choice(*Samples),
         "cpu_percent": _number(0.1, 100),
+    },
+    "cxl": {
+        "provision": _choice(*Provision),
+        "online": _choice(*Online),
+        "on_error": _choice(*OnError),
+        "fence_after": _whole(1, 10_000),
     },
     "policy": {
         "name": _choice(*PolicyName),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tierd.errors import Problem
-from tierd.model import NodeId, Pid, Pin, Policy, TenantClass, TierKind
+from tierd.model import NodeId, Online, Pid, Pin, Policy, TenantClass, TierKind
 
 
 class Mode(StrEnum):
@@ -80,6 +80,36 @@ class HardwareConfig:
 
     samples: Samples = Samples.AUTO
     cpu_percent: float = 1.0
+
+
+class Provision(StrEnum):
+    """Which new CXL devices are made memory of by themselves."""
+
+    NO = "no"
+    VOLATILE = "volatile"
+    """Those of volatile memory alone that nothing uses yet."""
+
+
+class OnError(StrEnum):
+    """What the daemon does when a CXL device has lost data."""
+
+    TELL = "tell"
+    EVACUATE = "evacuate"
+    """All pages are moved out of the block of memory that it is in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CxlConfig:
+    """What `tierctl cxl provision` does, which udev has run for each new device.
+
+    With `on_error` "evacuate" the nodes of a device that has had `fence_after` uncorrected errors
+    in a day are emptied, and nothing is placed there.
+    """
+
+    provision: Provision = Provision.NO
+    online: Online = Online.MOVABLE
+    on_error: OnError = OnError.TELL
+    fence_after: int = 10
 
 
 class PolicyName(StrEnum):
@@ -225,6 +255,7 @@ class Config:
     discover: DiscoverConfig = field(default_factory=DiscoverConfig)
     damon: DamonConfig = field(default_factory=DamonConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    cxl: CxlConfig = field(default_factory=CxlConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     migrate: MigrateConfig = field(default_factory=MigrateConfig)
     tiers: tuple[TierConfig, ...] = ()

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from tierd.config import TierConfig
 from tierd.discover import tiers
+from tierd.discover.lost import regions_lost
 from tierd.model import Backing, CxlRegion, Memdev, Topology
 
 _DECLARE = "say how fast they are with [[tier]] tables in /etc/tierd/tierd.toml"
@@ -17,11 +18,22 @@ def advise(topology: Topology, declared: Sequence[TierConfig]) -> Iterator[str]:
         topology: what was found, with its tiers.
         declared: the tiers as the configuration has them, if it has any.
     """
+    yield from lost_memory(topology)
     yield from _tiers(topology, declared)
     yield from _missing(topology, declared)
     yield from _nodes(topology)
     for memdev in topology.memdevs:
         yield from _idle(memdev, topology)
+
+
+def lost_memory(topology: Topology) -> Iterator[str]:
+    """Yields what is to be said of nodes whose memory has lost its device."""
+    for node, region in regions_lost(topology.nodes, topology.regions).items():
+        yield (
+            f"node {node} has memory of {region}, of which a CXL device has gone: what lies there "
+            "is lost, and nothing is moved there; boot this machine again, and before a device is "
+            "taken out take its memory away"
+        )
 
 
 def _tiers(topology: Topology, declared: Sequence[TierConfig]) -> Iterator[str]:
@@ -56,8 +68,9 @@ def _missing(topology: Topology, declared: Sequence[TierConfig]) -> Iterator[str
 
 def _nodes(topology: Topology) -> Iterator[str]:
     placed = {node for tier in topology.tiers for node in tier.nodes}
+    told = placed | regions_lost(topology.nodes, topology.regions).keys()
     for node in topology.nodes:
-        if node.total_bytes and node.id not in placed:
+        if node.total_bytes and node.id not in told:
             yield f"node {node.id} is in no tier: its memory is left alone; {_DECLARE}"
         if node.cpus and node.dax_devices:
             yield (
@@ -75,9 +88,10 @@ def _idle(memdev: Memdev, topology: Topology) -> Iterator[str]:
     if not regions:
         yield (
             f"{name}: its {size} are in no CXL region, so nothing uses them; make one with "
-            f"cxl create-region -t ram -m {name}"
+            f"tierctl cxl create --memdev {name}"
         )
-    for region in regions:
+    lost = regions_lost(topology.nodes, topology.regions).values()
+    for region in (region for region in regions if region.name not in lost):
         for message in _idle_region(region, topology):
             yield f"{name}: {message}"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tierd.config import TierConfig
+from tierd.discover.advice import lost_memory
 from tierd.discover.topology import discover
 from tierd.kernel import nodes
 from tierd.model import Node, NodeId, Tier, Topology
@@ -93,6 +94,8 @@ class Hotplug:
 def differences(before: Topology, after: Topology) -> Iterator[str]:
     """Yields a sentence for each device, node and tier that has come, gone or changed."""
     yield from _devices(before, after)
+    told = set(lost_memory(before))
+    yield from (line for line in lost_memory(after) if line not in told)
     yield from _nodes(before, after)
     yield from _tiers(before.tiers, after.tiers)
 

@@ -11,8 +11,10 @@ from typing import Any
 
 from tierd.config import TierConfig
 from tierd.discover import advice, tiers
+from tierd.discover.lost import regions_lost
 from tierd.kernel import zoneinfo
 from tierd.kernel.cxl import read_decoders, read_memdevs, read_regions
+from tierd.kernel.cxl_speed import RegionSpeed, read_speed
 from tierd.kernel.dax import read_dax_devices
 from tierd.kernel.memory_tiers import read_memory_tiers
 from tierd.kernel.nodes import NumaNode, read_nodes
@@ -61,12 +63,17 @@ def discover(
     known = kernel_tiers or {}
     if any(node.total_bytes and node.id not in known for node in found):
         known = {**known, **read_memory_tiers(root)}
-    nodes = tuple(_compose(node, known.get(node.id), regions, dax_devices) for node in found)
+    speeds = {region.name: read_speed(region, root) for region in regions}
+    nodes = tuple(
+        _compose(node, known.get(node.id), regions, dax_devices, speeds) for node in found
+    )
     if strict:
         tiers.require(declared, nodes)
+    lost = regions_lost(nodes, regions)
+    usable = tuple(node for node in nodes if node.id not in lost)
     topology = Topology(
         nodes=nodes,
-        tiers=tiers.declare(declared, nodes) if declared else tiers.rank(nodes),
+        tiers=tiers.declare(declared, usable) if declared else tiers.rank(usable),
         memdevs=read_memdevs(root),
         decoders=read_decoders(root),
         regions=regions,
@@ -108,22 +115,34 @@ def _compose(
     kernel_tier: int | None,
     regions: Iterable[CxlRegion],
     dax_devices: Iterable[DaxDevice],
+    speeds: Mapping[str, RegionSpeed | None],
 ) -> Node:
     through = [dax for dax in dax_devices if dax.driver == "kmem" and dax.target_node == node.id]
     behind = [region for region in regions if _is_behind(region, node, through)]
+    speed = _slowest(speeds[region.name] for region in behind) or node
     return Node(
         id=node.id,
         cpus=node.cpus,
         total_bytes=node.total_bytes,
         distances=node.distances,
-        any_initiator=node.any_initiator,
-        cpu_initiator=node.cpu_initiator,
+        any_initiator=speed.any_initiator,
+        cpu_initiator=speed.cpu_initiator,
         kernel_tier=kernel_tier,
         backing=_backing(node, through, behind),
         memdevs=tuple(dict.fromkeys(name for region in behind for name in region.memdevs)),
         dax_devices=tuple(dax.name for dax in through),
         blocks=node.blocks,
     )
+
+
+def _slowest(speeds: Iterable[RegionSpeed | None]) -> RegionSpeed | None:
+    """Returns the figures of a node of these regions, None where they don't tell."""
+
+    def latency_ns(speed: RegionSpeed) -> int:
+        told = speed.cpu_initiator or speed.any_initiator
+        return 0 if told is None else told.read_latency_ns or 0
+
+    return max(filter(None, speeds), key=latency_ns, default=None)
 
 
 def _is_behind(region: CxlRegion, node: NumaNode, through: Iterable[DaxDevice]) -> bool:

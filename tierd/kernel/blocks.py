@@ -19,6 +19,7 @@ from tierd.kernel import text
 from tierd.model import MemoryBlock, NodeId
 
 MEMORY = Path("sys/devices/system/memory")
+AUTO_ONLINE = MEMORY / "auto_online_blocks"
 
 
 def read_blocks(within: Iterable[range], root: Path = Path("/")) -> tuple[MemoryBlock, ...]:
@@ -52,6 +53,11 @@ def read_block_bytes(root: Path = Path("/")) -> int | None:
     if not re.fullmatch(r"[0-9a-f]{1,16}", size) or not int(size, 16):
         raise text.UnexpectedContent(path, size, "a hexadecimal size")
     return int(size, 16)
+
+
+def read_state(number: int, root: Path = Path("/")) -> str | None:
+    """Returns whether a block is online or offline; None where there is none of that number."""
+    return text.read(root / MEMORY / f"memory{number}" / "state")
 
 
 def number_of(path: Path) -> int | None:

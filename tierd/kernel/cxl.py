@@ -33,7 +33,9 @@ from pathlib import Path
 from tierd.kernel import text
 from tierd.model import CxlRegion, Decoder, Memdev, NodeId
 
-_DEVICES = Path("sys/bus/cxl/devices")
+DEVICES = Path("sys/bus/cxl/devices")
+REGION_DRIVER = Path("sys/bus/cxl/drivers/cxl_region")
+DAX_DRIVER = Path("sys/bus/cxl/drivers/cxl_dax_region")
 _MAX_WAYS = 16  # the most that the CXL specification has
 _TOTAL = re.compile(r"^TOTAL_ERR_\w+ (\d+)$", re.MULTILINE)
 
@@ -93,8 +95,17 @@ def read_regions(root: Path = Path("/")) -> tuple[CxlRegion, ...]:
     return tuple(_read_region(root, path) for path in _named(root, r"region\d+"))
 
 
+def read_next_regions(root: Path = Path("/")) -> Mapping[str, str]:
+    """Returns the name that each root decoder for volatile memory gives to a region next."""
+    found = {
+        path.name: text.read(path / "create_ram_region")
+        for path in _named(root, r"decoder\d+\.\d+")
+    }
+    return {decoder: name for decoder, name in found.items() if name}
+
+
 def _named(root: Path, pattern: str) -> Iterable[Path]:
-    paths = [p for p in text.entries(root / _DEVICES) if re.fullmatch(pattern, p.name)]
+    paths = [p for p in text.entries(root / DEVICES) if re.fullmatch(pattern, p.name)]
     return sorted(paths, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)])
 
 
@@ -212,4 +223,4 @@ def _memdev_of(root: Path, decoder: str) -> str | None:
     port = re.fullmatch(r"decoder(\d+)\.\d+", decoder)
     if port is None:
         return None
-    return text.link_name(root / _DEVICES / f"endpoint{port[1]}" / "uport")
+    return text.link_name(root / DEVICES / f"endpoint{port[1]}" / "uport")

@@ -21,6 +21,7 @@ from pathlib import Path
 from tierd.kernel import text
 from tierd.model import Backing, DaxDevice, NodeId
 
+KMEM = Path("sys/bus/dax/drivers/kmem")
 _DEVICES = Path("sys/bus/dax/devices")
 
 

@@ -90,24 +90,29 @@ class FreeMemory:
 
     def _free_bytes(self, node: NodeId) -> int:
         path = self._root / f"sys/devices/system/node/node{node}/meminfo"
-        try:
-            if node not in self._files:
-                self._files[node] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            content = os.pread(self._files[node], text.ATTRIBUTE_BYTES, 0)
-        except OSError as error:
-            if error.errno not in text.GONE:
-                raise
-            self._forget(node)
+        is_held = node in self._files
+        content = self._read(node, path)
+        if content is None and is_held:
+            content = self._read(node, path)  # a held file doesn't tell that the node is back
+        if content is None:
             return 0
         found = _MEMORY_FREE.search(content)
         if found is None:
             raise text.UnexpectedContent(path, content.decode(errors="replace"), "MemFree in kB")
         return int(found[1]) << 10
 
-    def _forget(self, node: NodeId) -> None:
-        """Closes a file whose node went offline: it answers ENODEV even when the node is back."""
-        if node in self._files:
-            os.close(self._files.pop(node))
+    def _read(self, node: NodeId, path: Path) -> bytes | None:
+        """Returns a node's meminfo, and closes it and returns None where the node has gone."""
+        try:
+            if node not in self._files:
+                self._files[node] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return os.pread(self._files[node], text.ATTRIBUTE_BYTES, 0)
+        except OSError as error:
+            if error.errno not in text.GONE:
+                raise
+            if node in self._files:
+                os.close(self._files.pop(node))
+            return None
 
 
 def _withheld_bytes(zones: Iterable[Zone]) -> Mapping[NodeId, int]:

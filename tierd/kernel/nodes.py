@@ -102,8 +102,8 @@ def _read_node(root: Path, node: NodeId, online: tuple[int, ...]) -> NumaNode:
         total_bytes=sizes.get("MemTotal", 0),
         free_bytes=sizes.get("MemFree", 0),
         distances=_read_distances(folder / "distance", online),
-        any_initiator=_read_performance(folder / "access0/initiators"),
-        cpu_initiator=_read_performance(folder / "access1/initiators"),
+        any_initiator=read_performance(folder / "access0/initiators"),
+        cpu_initiator=read_performance(folder / "access1/initiators"),
         blocks=_read_blocks(root, folder),
     )
 
@@ -127,22 +127,19 @@ def _read_distances(path: Path, online: tuple[int, ...]) -> dict[NodeId, int]:
     return {NodeId(node): int(word) for node, word in zip(online, words, strict=True)}
 
 
-def _read_performance(folder: Path) -> Performance | None:
+def read_performance(folder: Path) -> Performance | None:
+    """Reads the figures in a folder, None where there are none.
+
+    Raises:
+        UnexpectedContent: an attribute is not as documented.
+    """
     performance = Performance(
         read_latency_ns=text.read_int(folder / "read_latency") or None,
         write_latency_ns=text.read_int(folder / "write_latency") or None,
         read_bandwidth_mbps=text.read_int(folder / "read_bandwidth") or None,
         write_bandwidth_mbps=text.read_int(folder / "write_bandwidth") or None,
     )
-    return None if performance == _UNKNOWN else performance
-
-
-_UNKNOWN = Performance(
-    read_latency_ns=None,
-    write_latency_ns=None,
-    read_bandwidth_mbps=None,
-    write_bandwidth_mbps=None,
-)
+    return None if performance == Performance() else performance
 
 
 def _read_blocks(root: Path, folder: Path) -> tuple[range, ...]:

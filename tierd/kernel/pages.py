@@ -85,6 +85,9 @@ class Pagemap:
     def close(self) -> None:
         self._files.close()
 
+    def fileno(self) -> int:
+        return self._pagemap.fileno()
+
     @property
     def scans(self) -> bool:
         """False once the kernel was found without PAGEMAP_SCAN: folios() is then the slower way."""

@@ -30,7 +30,7 @@ caches, which it does in codes of each core's own.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tierd.kernel import text
@@ -117,16 +117,8 @@ def _intel(device: Path) -> Source | None:
     if auxiliary:
         leading = _encode(device, _terms(device / "events/mem-loads-aux", auxiliary))
         leader = leading.get("config", 0)
-    words = _encode(device, terms)
-    event = Event(
-        type=_type(device),
-        config=words.get("config", 0),
-        config1=words.get("config1", 0),
-        config2=words.get("config2", 0),
-        period=1,
-        leader=leader,
-        precise=min(text.read_int(device / "caps/max_precise") or 0, 3),
-    )
+    precise = min(text.read_int(device / "caps/max_precise") or 0, 3)
+    event = replace(_event(device, terms), leader=leader, precise=precise)
     cpus = text.read_ids(device / "cpus")  # of a hybrid CPU's, which has cores of two kinds
     return Source(name=f"{device.name}/mem-loads", event=event, least_period=1000, cpus=cpus)
 
@@ -134,12 +126,7 @@ def _intel(device: Path) -> Source | None:
 def _amd(device: Path) -> Source:
     offered = {path.name for path in text.entries(device / "format")}
     terms: dict[str, int] = {name: 1 for name in ("cnt_ctl", "l3missonly") if name in offered}
-    event = Event(
-        type=_type(device),
-        config=_encode(device, terms).get("config", 0),
-        period=1,
-        excludes_kernel=False,  # IBS cannot
-    )
+    event = replace(_event(device, terms), excludes_kernel=False)  # IBS cannot
     least = 1 << 12 if "l3missonly" in terms else 1 << 16
     return Source(name=AMD, event=event, least_period=least)
 
@@ -149,16 +136,8 @@ def _arm(root: Path, device: Path) -> Source:
     terms = {"load_filter": 1, "store_filter": 1, "jitter": 1, "min_latency": LOAD_LATENCY_CYCLES}
     cores = _cores(root, cpus or ())
     tells_memory = bool(cores) and cores <= NEOVERSE
-    words = _encode(device, terms | {"pa_enable": 1} if tells_memory else terms)
-    event = Event(
-        type=_type(device),
-        config=words.get("config", 0),
-        config1=words.get("config1", 0),
-        config2=words.get("config2", 0),
-        period=1,
-        spe=True,
-        spe_sources=tells_memory,
-    )
+    event = _event(device, terms | {"pa_enable": 1} if tells_memory else terms)
+    event = replace(event, spe=True, spe_sources=tells_memory)
     least = text.read_int(device / "caps/min_interval") or SPE_INTERVAL
     return Source(name=device.name, event=event, least_period=least, cpus=cpus)
 
@@ -168,6 +147,17 @@ def _cores(root: Path, cpus: Sequence[int]) -> frozenset[int]:
     registers = "sys/devices/system/cpu/cpu{}/regs/identification/midr_el1"
     found = (text.read_int(root / registers.format(cpu)) for cpu in cpus)
     return frozenset(midr >> 12 & 0xFF000 | midr >> 4 & 0xFFF for midr in found if midr)
+
+
+def _event(device: Path, terms: Mapping[str, int]) -> Event:
+    words = _encode(device, terms)
+    return Event(
+        type=_type(device),
+        config=words.get("config", 0),
+        config1=words.get("config1", 0),
+        config2=words.get("config2", 0),
+        period=1,
+    )
 
 
 def _type(device: Path) -> int:

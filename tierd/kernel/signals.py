@@ -10,6 +10,8 @@ block a signal, and one sent to the process goes to whichever thread doesn't blo
 run in the main thread whichever thread the signal came to.
 """
 
+import errno
+import os
 import select
 import signal
 import socket
@@ -20,6 +22,7 @@ from types import FrameType
 
 STOP = frozenset({signal.SIGTERM, signal.SIGINT})
 RELOAD = signal.SIGHUP
+RING_AGAIN_S = 1.0
 CALL = 0
 """What call() sends: no signal has this number."""
 
@@ -82,3 +85,23 @@ def caught_signals() -> Iterator[Signals]:
 
 def _note(number: int, frame: FrameType | None) -> None:
     """Does nothing: the byte that the interpreter has written to the socket is the note."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Ends what takes longer with TimeoutError, a system call too. In the main thread alone.
+
+    It rings again and again: a signal that came right before the system call was entered would not
+    cut it short.
+    """
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+    handler = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds, RING_AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)

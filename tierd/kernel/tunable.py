@@ -11,6 +11,7 @@ answers with an errno. Nothing is ever created: a file that is missing is an err
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -74,6 +75,19 @@ class KernelFiles:
 
     def names(self, path: Path) -> list[str]:
         return [entry.name for entry in path.iterdir()]
+
+
+class ToldFiles:
+    """Files of which each write is told before it is made, by its path and value."""
+
+    def __init__(self, files: Files, tell: Callable[[Path, str], None]) -> None:
+        self._files, self._tell = files, tell
+        self.read, self.exists, self.names = files.read, files.exists, files.names
+        self.write_ranges = files.write_ranges
+
+    def write(self, path: Path, value: str) -> None:
+        self._tell(path, value)
+        self._files.write(path, value)
 
 
 def boot_id(root: Path) -> str:

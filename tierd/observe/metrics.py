@@ -54,6 +54,7 @@ def _metrics(account: Mapping[str, Any], heat: Mapping[str, Heat]) -> Iterator["
     yield from _schemes(account["schemes"])
     yield from _targets(account["targets"])
     yield from _shares(account["tenants"])
+    yield from _cxl(account["cxl"])
     yield from _daemon(account)
     yield _heat(heat)
 
@@ -144,6 +145,25 @@ def _shares(tenants: Sequence[Mapping[str, Any]]) -> Iterator["Metric"]:
         for tier, size in tenant["share"].items():
             family.add_metric([tenant["name"], tier], size)
     yield family
+
+
+def _cxl(cxl: Mapping[str, Any]) -> Iterator["Metric"]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    labels = ["device", "region", "kind", "severity"]
+    told = "Errors that CXL devices have told of."
+    family = CounterMetricFamily("tierd_cxl_errors", told, labels=labels)
+    for error in cxl["errors"]:
+        family.add_metric([error[label] or "" for label in labels], error["count"])
+    yield family
+    yield CounterMetricFamily(
+        "tierd_cxl_lost_events", "Events of CXL devices that could not be read.", cxl["lost"]
+    )
+    told = "1 while nothing is placed on a node for errors of its device."
+    fenced = GaugeMetricFamily("tierd_cxl_fenced", told, labels=["node", "device"])
+    for fence in cxl["fenced"]:
+        fenced.add_metric([str(fence["node"]), fence["device"]], 1)
+    yield fenced
 
 
 def _daemon(account: Mapping[str, Any]) -> Iterator["Metric"]:
