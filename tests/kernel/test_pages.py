@@ -220,7 +220,8 @@ def query_forever(pid: Pid, folios: NDArray[np.void]) -> None:
         pages.query(pid, folios)
 
 
-def become_nobody() -> None:
+def become_nobody(_attempt: Callable[..., object]) -> None:
+    """By now the attempt has been imported, from where nobody may not be able to read."""
     os.setuid(NOBODY)
 
 
@@ -229,7 +230,9 @@ def as_nobody(attempt: Callable[..., object], *arguments: object) -> object:
 
     It is started anew: a fork of this process could inherit a lock that some thread holds.
     """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=become_nobody) as pool:
+    with ProcessPoolExecutor(
+        1, mp_context=get_context("spawn"), initializer=become_nobody, initargs=(attempt,)
+    ) as pool:
         done = pool.submit(attempt, *arguments)
         return done.exception() or done.result()
 

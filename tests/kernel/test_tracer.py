@@ -29,13 +29,14 @@ def main():
     return 3
 
 seen = []
+within_s = 1 if kill_at == "hang" else 30
 
 def before(call):
     seen.append([call.name, *(Path(path).name for path in call.paths), call.data.decode()])
     return call.name != kill_at
 
 try:
-    ending = tracer.run(main, folder / "log", before=before, within_s=5)
+    ending = tracer.run(main, folder / "log", before=before, within_s=within_s)
     rc = ending.rc
 except tracer.HasHung:
     rc = "hung"

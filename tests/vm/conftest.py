@@ -6,7 +6,8 @@
 
 It runs on the kernel that the mark names (kernel=Kernel.LTS), by default the latest; one marked
 `central` runs on all, and with --kernels=all every test does, but one of what a kernel alone has
-(only=Kernel.LATEST). With debian=Debian.LATEST the guest is a bare Debian with systemd.
+(only=Kernel.LATEST). With debian=Debian.LATEST the guest is a bare Debian with systemd. One marked
+`thorough` runs with --kernels=all alone: it takes long, and another one shows the essence.
 
 One guest is up at a time and serves all tests of its machine in turn, so what a test changes in it,
 the test puts back.
@@ -98,8 +99,12 @@ def _machines(metafunc: pytest.Metafunc) -> list[Machine]:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Puts the tests of one machine together, after all tests that take none."""
+    if config.getoption("kernels") != "all":
+        thorough = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=thorough)
+        items[:] = [item for item in items if item not in thorough]
     order: dict[Machine | None, int] = {None: 0}
     for item in items:
         order.setdefault(_machine_of(item), len(order))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 from guests.damon import footprint
 from guests.guest import Guest
-from guests.tiering import FOLDER, Tierd, ballast, tierd, until
+from guests.tiering import Tierd, ballast, tell, tierd, until
 from guests.topology import slow_node
 from guests.workloads import Hotset, hotset
 
@@ -39,6 +39,7 @@ def test_sparse_hot_pages_are_placed(guest: Guest) -> None:
         arrive(load, window=0)
 
 
+@pytest.mark.thorough
 @pytest.mark.guest(slow_node())
 def test_a_window_that_moves_is_followed(guest: Guest) -> None:
     with cooperating(guest), workload(guest, *WINDOW, free_mib=120) as load:
@@ -89,7 +90,3 @@ def arrive(load: Hotset, *, window: int) -> None:
         if sample.window == window and sample.hot_share >= ARRIVED:
             return
     raise AssertionError(f"{seen}")
-
-
-def tell(guest: Guest, command: str) -> None:
-    guest.run(["tierctl", command, "--config", f"{FOLDER}/tierd.toml"])

@@ -5,7 +5,7 @@ import pytest
 from guests.damon import footprint
 from guests.guest import Guest
 from guests.kernels import Kernel
-from guests.tiering import FOLDER, Tierd, ballast, counter, start_tierd, tierd
+from guests.tiering import Tierd, ballast, counter, start_tierd, tell, tierd
 from guests.topology import slow_node
 from guests.workloads import Hotset, hotset
 
@@ -24,6 +24,7 @@ latency_gap_ns = 400.0  # an emulated CPU accesses memory twenty times less ofte
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.guest(slow_node(), only=Kernel.LATEST)
 def test_the_kernel_moves_a_hot_window_up_and_a_cold_one_down(guest: Guest) -> None:
     as_it_was, migrated = footprint(guest), counter(guest, "pgmigrate_success")
@@ -58,10 +59,6 @@ def test_a_kernel_that_cannot_is_refused(guest: Guest) -> None:
     assert "no goal node_mem_used_bp" in done.stderr
     assert 'set engine = "move_pages" in [migrate]' in done.stderr
     assert footprint(guest) == as_it_was
-
-
-def tell(guest: Guest, command: str) -> None:
-    guest.run(["tierctl", command, "--config", f"{FOLDER}/tierd.toml"])
 
 
 def arrive(load: Hotset, running: Tierd, *, window: int) -> None:

@@ -90,6 +90,7 @@ def test_a_tier_goes_and_placing_goes_on_when_it_is_back(guest: Guest) -> None:
         assert promoted(running) >= moved + 0.9 * HOT_MIB * 256
 
 
+@pytest.mark.thorough
 @pytest.mark.guest(cxl(512, emulator=Emulator.FAST))
 def test_a_cxl_region_is_taken_apart_and_made_again(guest: Guest) -> None:
     """The workload is on node 0 and only tells the time."""

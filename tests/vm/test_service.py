@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,10 +21,11 @@ from guests.damon import footprint
 from guests.debian import Debian
 from guests.guest import Completed, Guest
 from guests.tiering import WITHIN_S
-from guests.topology import slow_node
+from guests.topology import Emulator, cxl
 from guests.workloads import Hotset, build
 
-pytestmark = pytest.mark.guest(slow_node(), debian=Debian.LATEST)
+MACHINE = cxl(512, 256, plugged=1, emulator=Emulator.FAST)
+pytestmark = pytest.mark.guest(MACHINE, debian=Debian.LATEST)
 
 INSTALL_S = 240
 NOBODY = "65534"
@@ -270,6 +272,23 @@ def test_confined_it_moves_what_is_hot_and_a_reload_lets_it(service: Service) ->
         until(load, service, lambda: "numa_balancing is 1" in str(service.status))
         assert guest.read(NUMA_BALANCING) == b"1\n"
         guest.write(NUMA_BALANCING, b"0")
+
+
+def test_a_new_cxl_device_becomes_memory_where_that_is_asked_for(service: Service) -> None:
+    guest, unit = service.guest, "tierd-cxl@mem1"
+    guest.write(DROP_IN, f'{SETTINGS}{RULE}[cxl]\nprovision = "volatile"\n'.encode())
+    guest.plug(1)
+    ended = ["systemctl", "show", "--value", "--property=ExecMainExitTimestamp", unit]
+    deadline = time.monotonic() + WITHIN_S
+    while not guest.run(ended).stdout.strip():
+        assert time.monotonic() < deadline, "udev did not have it made memory of"
+        time.sleep(0.5)
+    guest.write(DROP_IN, (SETTINGS + RULE).encode())
+    log = guest.run(["journalctl", "--output=cat", f"--unit={unit}"]).stdout
+    assert "tier cxl" in log, log
+    blocks = [line for line in log.splitlines() if "blocks" in line]
+    assert [line.partition(": ")[2] for line in blocks] == ["256 MiB online, Movable"]
+    assert guest.read("/sys/devices/system/node/has_memory") == b"0-2\n"
 
 
 def test_metrics_go_over_tcp_where_the_unit_lets_them(service: Service) -> None:

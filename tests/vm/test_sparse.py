@@ -7,8 +7,9 @@ from guests.tiering import Tierd, ballast, tierd, until
 from guests.topology import slow_node
 from guests.workloads import hotset
 
-HOT_MIB, BUFFER_MIB, FREE_MIB = 48, 128, 80
-"""The hot pages lie in twice HOT_MIB; of FREE_MIB some 19 are headroom."""
+HOT_MIB, BUFFER_MIB, FREE_MIB = 48, 128, 92
+"""The hot pages lie in twice HOT_MIB; of FREE_MIB some 19 are headroom, and as much may be taken by
+the programs and the kernel."""
 FOUND, FIND_S = 0.9, 300
 LEAST_SAMPLES = 64
 
@@ -32,7 +33,8 @@ def test_sparse_hot_pages_are_found(guest: Guest) -> None:
                 seen.append(sample)
                 if sample.hot_share >= FOUND:
                     break
-            assert seen[-1].hot_share >= FOUND, ([s.hot_share for s in seen], running.status)
+            shares = [round(sample.hot_share, 2) for sample in seen]
+            assert shares[-1] >= FOUND, f"{shares} {running.status}"
 
 
 @pytest.mark.guest(slow_node())

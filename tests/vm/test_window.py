@@ -41,7 +41,6 @@ def until(workload: Hotset, holds: Callable[[Sample], bool], seconds: float) -> 
     return next((sample for sample in workload.samples(seconds) if holds(sample)), None)
 
 
-@pytest.mark.central
 @pytest.mark.guest(slow_node())
 def test_a_moving_window_is_followed(guest: Guest) -> None:
     kills, damon_stat = counter(guest, "oom_kill"), tunable(guest, DAMON_STAT)

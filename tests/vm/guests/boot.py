@@ -32,6 +32,7 @@ from guests.debian import Debian
 from guests.errors import GuestError, GuestLost
 from guests.guest import REPOSITORY, Facts, Guest, why_lost
 from guests.kernels import Kernel
+from guests.qmp import Monitor
 from guests.topology import Topology
 
 BOOT_TIMEOUT_S = 240
@@ -131,9 +132,9 @@ def console_log(name: str) -> Path:
 @contextmanager
 def _up(machine: Machine, console: Path) -> Iterator[Guest]:
     start = time.monotonic()
-    with _emulating(machine, console) as (emulator, channel):
+    with _emulating(machine, console) as (emulator, channel, monitor):
         _wait_ready(machine, emulator, channel, console, BOOT_TIMEOUT_S)
-        guest = Guest(machine.topology, emulator, channel, console)
+        guest = Guest(machine.topology, emulator, channel, monitor, console)
         facts = _set_up(guest, machine)
         guest.facts = dataclasses.replace(facts, up_after_s=time.monotonic() - start)
         yield guest
@@ -142,7 +143,7 @@ def _up(machine: Machine, console: Path) -> Iterator[Guest]:
 def _boots_on_kvm(machine: Machine) -> bool:
     probe = dataclasses.replace(machine, topology=topology.flat(), debian=None, kvm=True)
     console = console_log("kvm-probe")
-    with _emulating(probe, console) as (emulator, channel):
+    with _emulating(probe, console) as (emulator, channel, _):
         try:
             _wait_ready(probe, emulator, channel, console, PROBE_TIMEOUT_S)
         except GuestError:
@@ -169,24 +170,28 @@ def _wait_ready(
 @contextmanager
 def _emulating(
     machine: Machine, console: Path
-) -> Iterator[tuple[subprocess.Popen[bytes], Channel]]:
-    """QEMU runs inside the block, and its end of the channel is the guest's port."""
+) -> Iterator[tuple[subprocess.Popen[bytes], Channel, Monitor]]:
+    """QEMU runs inside the block, its ends of the two the guest's port and its own monitor."""
     ours, theirs = socket.socketpair()
+    commands, monitor = socket.socketpair()
     with tempfile.TemporaryDirectory(prefix="tierd-vm-") as scratch:
-        with theirs:
-            command = _command(machine, Path(scratch), theirs.fileno())
-            emulator = _start(command, theirs.fileno(), console)
-        channel = Channel(ours)
+        with theirs, monitor:
+            descriptors = theirs.fileno(), monitor.fileno()
+            emulator = _start(_command(machine, Path(scratch), *descriptors), descriptors, console)
+        channel, asked = Channel(ours), Monitor(commands)
         try:
-            yield emulator, channel
+            yield emulator, channel, asked
         finally:
             # Nothing in a guest is worth an orderly shutdown.
             emulator.kill()
             emulator.wait()
             channel.close()
+            asked.close()
 
 
-def _start(command: list[str], descriptor: int, console: Path) -> subprocess.Popen[bytes]:
+def _start(
+    command: list[str], descriptors: tuple[int, ...], console: Path
+) -> subprocess.Popen[bytes]:
     # setpriv: if we are killed, so is QEMU.
     command = ["setpriv", "--pdeathsig", "KILL", *command]
     with console.open("ab") as output:
@@ -195,13 +200,13 @@ def _start(command: list[str], descriptor: int, console: Path) -> subprocess.Pop
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            pass_fds=[descriptor],
+            pass_fds=descriptors,
             start_new_session=True,
         )
 
 
-def _command(machine: Machine, scratch: Path, descriptor: int) -> list[str]:
-    """QEMU's command line, as virtme-ng would run it."""
+def _command(machine: Machine, scratch: Path, port: int, monitor: int) -> list[str]:
+    """QEMU's command line, as virtme-ng would run it, with its ends of those two sockets."""
     initramfs = scratch / "initramfs"
     virtme: list[str | Path] = [
         _beside_python("virtme-run"),
@@ -233,7 +238,9 @@ def _command(machine: Machine, scratch: Path, descriptor: int) -> list[str]:
     return [
         *command,
         *accelerator.arguments(kvm=machine.kvm),
-        *("-chardev", f"socket,id=agent,fd={descriptor}"),
+        *("-chardev", f"socket,id=monitor,fd={monitor}"),
+        *("-mon", "chardev=monitor,mode=control"),
+        *("-chardev", f"socket,id=agent,fd={port}"),
         *("-device", "virtio-serial-pci"),
         *("-device", f"virtserialport,chardev=agent,name={PORT}"),
         # Last, as QEMU would plug later devices into a CXL host bridge.

@@ -39,6 +39,7 @@ FILES = (
     "/sys/kernel/tracing/events/damon/damon_aggregated/format",
 )
 PCI_FILES = ("class", "device", "numa_node", "vendor")
+LINK_FILE = "current_link_speed"
 LEFT_OUT = {"power", "uevent"}
 """Entries that every device has and discovery doesn't read."""
 
@@ -104,6 +105,8 @@ def _add_bus(capture: Capture, bus: Path) -> None:
         capture.add(device)
         for name in PCI_FILES:
             capture.add(device.parent / name)
+        for above in device.parents:
+            capture.add(above / LINK_FILE)
 
 
 def _outermost(devices: Path) -> Iterator[Path]:

@@ -73,6 +73,7 @@ def main(json_path: Path | None, kernel: str) -> None:
     """Boots a machine with emulated CXL memory, and lets tierd speed up a program there.
 
     The program keeps 64 MiB on CXL memory, of which 8 MiB are hot. It does not know of tierd.
+    Another demo, of an arena with prefetch: ./scripts/demo --arena, which has a --help of its own.
     """
     machine = cxl(512, emulator=Emulator.SLOW)
     try:

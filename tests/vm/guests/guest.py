@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import shlex
@@ -12,9 +13,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from guests.channel import Channel, ChannelClosed, Conversation, Message, decode, encode
 from guests.errors import CommandFailed, CommandTimeout, GuestLost, GuestPanic, panicked
+from guests.qmp import Message as QmpMessage
+from guests.qmp import Monitor, MonitorClosed
 from guests.topology import Topology
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -158,12 +162,15 @@ class Guest:
         topology: Topology,
         emulator: subprocess.Popen[bytes],
         channel: Channel,
+        monitor: Monitor,
         console: Path,
     ) -> None:
         self.topology = topology
         self.console = console
         self._emulator = emulator
         self._channel = channel
+        self._monitor = monitor
+        self._plugged = itertools.count()
         self.facts = Facts(release="", fast=(), slow=(), kvm=False, up_after_s=0)
 
     def start(
@@ -241,6 +248,58 @@ class Guest:
             GuestLost: it isn't.
         """
         self._ask(op="ping")
+
+    def qmp(self, command: str, **arguments: object) -> Any:
+        """Has QEMU do something, such as `qmp("device_del", id="mem0")`; returns its answer.
+
+        Raises:
+            QmpError: it refuses.
+            GuestLost: it has ended.
+        """
+        try:
+            return self._monitor.execute(command, **arguments)
+        except MonitorClosed:
+            raise self._lost() from None
+
+    def qmp_event(self, name: str, timeout: float = 60) -> QmpMessage:
+        """Waits for something that QEMU tells by itself; returns its data. Each is told once.
+
+        Raises:
+            TimeoutError: it did not happen within `timeout` seconds.
+            GuestLost: QEMU has ended.
+        """
+        try:
+            return self._monitor.event(name, timeout)
+        except MonitorClosed:
+            raise self._lost() from None
+
+    def plug(self, device: int = 0) -> None:
+        """Plugs in a CXL device, by its place in the topology; the guest finds it in a while.
+
+        Its memory is new each time: QEMU does not take it again from a device that has gone.
+        """
+        memory, size_bytes = f"plugged{next(self._plugged)}", self.topology.slow_mib[device] << 20
+        backend = {"qom-type": "memory-backend-ram", "id": memory, "size": size_bytes}
+        self.qmp("object-add", **backend)
+        self.qmp("device_add", **self.topology.cxl_device(device, memory))
+
+    def unplug(self, device: int = 0, timeout: float = 60) -> None:
+        """Presses its attention button, whereupon the guest lets go of it, and waits for that.
+
+        The event DEVICE_DELETED may never come: QEMU 11 goes on using the memory of a device that
+        has ever been in a region.
+
+        Raises:
+            TimeoutError: it was not let go within `timeout` seconds.
+        """
+        name, deadline = f"mem{device}", time.monotonic() + timeout
+        self.qmp("device_del", id=name)
+        while any(
+            part["name"] == name for part in self.qmp("qom-list", path="/machine/peripheral")
+        ):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the guest did not let go of {name} in {timeout} s")
+            time.sleep(0.5)
 
     def receive(self, conversation: Conversation, timeout: float | None) -> Message:
         """The next answer to a request; a guest that ended is an error of its own."""

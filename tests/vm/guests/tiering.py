@@ -103,6 +103,11 @@ def within(cgroup: str, command: Sequence[str]) -> list[str]:
     return ["sh", "-c", enter, cgroup, *command]
 
 
+def tell(guest: Guest, command: str) -> None:
+    """Has the running tierd told something by tierctl."""
+    guest.run(["tierctl", command, "--config", f"{FOLDER}/tierd.toml"])
+
+
 def until(load: Hotset, running: Tierd, holds: Callable[[], bool]) -> None:
     """Waits, by the workload's clock, until it holds."""
     for _ in load.samples(WITHIN_S):

@@ -18,6 +18,10 @@ MIN_REGION_MIB = 256
 """CXL regions, and the capacity of a device, come in multiples of 256 MiB."""
 
 
+NEAR_NS, NEAR_BANDWIDTH, FAR_BANDWIDTH = 90, "40G", "10G"
+"""What HMAT tells of the first node, and of the way to others."""
+
+
 class Kind(StrEnum):
     """What lies beside the first node's DRAM."""
 
@@ -46,18 +50,24 @@ class Topology:
 
     `slow_mib` has the size of each device of slow memory: of one or two for cxl, of one for
     slow-node and numa, of none for flat. Two CXL devices become two regions, each a node of its
-    own, or one region if they are `interleaved`. With `hmat` a numa guest's firmware tells how fast
-    each node is, and the kernel puts the second one into a lower memory tier.
+    own, or one region if they are `interleaved`. Where only so many are `plugged` from the start,
+    there is all for the others but themselves. With `hmat` a numa guest's firmware tells how fast
+    each node is, and the kernel puts the second one into a lower memory tier. With `latencies_ns`
+    (and `bandwidths` as QEMU takes them) a cxl guest's firmware tells how fast the way to each
+    device is, in the devices' order; what is behind it they tell themselves.
     """
 
     kind: Kind
     memory_mib: int = 2048
     slow_mib: tuple[int, ...] = (512,)
     interleaved: bool = False
+    plugged: int | None = None
     emulator: Emulator = Emulator.SLOW
     cpus: int = 2
     numa_balancing: bool = False
     hmat: bool = False
+    latencies_ns: tuple[int, ...] = ()
+    bandwidths: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         wanted = {Kind.CXL: (1, 2), Kind.FLAT: (0,)}.get(self.kind, (1,))
@@ -67,6 +77,15 @@ class Topology:
             raise ValueError(f"CXL devices come in multiples of {MIN_REGION_MIB} MiB")
         if self.hmat and self.kind is not Kind.NUMA:
             raise ValueError(f"a {self.kind} guest has no HMAT")
+        if self.plugged is not None and self.kind is not Kind.CXL:
+            raise ValueError(f"a {self.kind} guest has all of its memory from the start")
+        if not 0 <= self.present <= len(self.slow_mib):
+            raise ValueError(f"{self.present} of {len(self.slow_mib)} devices cannot be plugged in")
+        told = len(self.latencies_ns)
+        if told and (self.kind is not Kind.CXL or told != len(self.slow_mib)):
+            raise ValueError("a latency for each CXL device, or for none")
+        if self.bandwidths and len(self.bandwidths) != told:
+            raise ValueError("a bandwidth for each latency, or for none")
         if self.interleaved and len(set(self.slow_mib)) * 2 != len(self.slow_mib):
             raise ValueError("interleaving takes two devices of one size")
 
@@ -77,13 +96,24 @@ class Topology:
         parts = [str(self.kind), f"{self.memory_mib}", sizes, f"qemu{self.emulator}"]
         if self.interleaved:
             parts.append("interleaved")
+        if self.plugged is not None:
+            parts.append(f"{self.plugged}plugged")
         if self.cpus != 2:
             parts.append(f"{self.cpus}cpus")
         if self.numa_balancing:
             parts.append("balancing")
         if self.hmat:
             parts.append("hmat")
+        if self.latencies_ns:
+            parts.append("+".join(f"{latency}ns" for latency in self.latencies_ns))
+        if self.bandwidths:
+            parts.append("+".join(self.bandwidths))
         return "-".join(part for part in parts if part)
+
+    @property
+    def present(self) -> int:
+        """How many devices of slow memory are there from the start."""
+        return len(self.slow_mib) if self.plugged is None else self.plugged
 
     def arguments(self) -> list[str]:
         """QEMU's arguments for the machine, its CPUs and all of its memory."""
@@ -97,18 +127,46 @@ class Topology:
 
     def provisioning(self) -> list[str]:
         """The arguments of provision.py, which brings the memory online."""
-        options = [str(self.kind), f"--devices={len(self.slow_mib)}"]
+        options = [str(self.kind), f"--devices={self.present}"]
         if self.interleaved:
             options.append("--interleaved")
         if self.numa_balancing:
             options.append("--numa-balancing")
         return options
 
+    def cxl_device(self, index: int, memory: str) -> dict[str, str]:
+        """The properties of one of its CXL devices, as the monitor's device_add takes them.
 
-def cxl(*slow_mib: int, interleaved: bool = False, emulator: Emulator = Emulator.SLOW) -> Topology:
-    """A guest with one or two CXL devices of the given sizes."""
+        `memory` is the id of the backend that it has.
+        """
+        return {
+            "driver": "cxl-type3",
+            "bus": f"rp{index}",
+            "volatile-memdev": memory,
+            "id": f"mem{index}",
+        }
+
+
+def cxl(
+    *slow_mib: int,
+    interleaved: bool = False,
+    plugged: int | None = None,
+    emulator: Emulator = Emulator.SLOW,
+    latencies_ns: tuple[int, ...] = (),
+    bandwidths: tuple[str, ...] = (),
+) -> Topology:
+    """A guest with one or two CXL devices of the given sizes, or with room for them.
+
+    How fast the ways to them are is not known without `latencies_ns`.
+    """
     return Topology(
-        kind=Kind.CXL, slow_mib=slow_mib or (512,), interleaved=interleaved, emulator=emulator
+        kind=Kind.CXL,
+        slow_mib=slow_mib or (512,),
+        interleaved=interleaved,
+        plugged=plugged,
+        emulator=emulator,
+        latencies_ns=latencies_ns,
+        bandwidths=bandwidths,
     )
 
 
@@ -133,19 +191,49 @@ def _cxl(topology: Topology) -> list[str]:
     # region fails with ENXIO (drivers/cxl/core/region.c: cxl_region_invalidate_memregion).
     arguments += ["-cpu", "max,hypervisor=off"]
     arguments += ["-m", f"{topology.memory_mib}M,maxmem=16G,slots=8"]
-    for index, size_mib in enumerate(topology.slow_mib):
-        arguments += _cxl_device(index, size_mib)
+    for index in range(len(topology.slow_mib)):
+        arguments += _cxl_port(index)
+        if index < topology.present:
+            arguments += _cxl_device(topology, index)
+    if topology.latencies_ns:
+        arguments += [*_first_node(topology), *_tell(0, NEAR_NS, NEAR_BANDWIDTH)]
+    bandwidths = topology.bandwidths or (FAR_BANDWIDTH,) * len(topology.latencies_ns)
+    for index, told in enumerate(zip(topology.latencies_ns, bandwidths, strict=True)):
+        arguments += _generic_port(index, *told)
     return arguments + _cxl_windows(topology)
 
 
-def _cxl_device(index: int, size_mib: int) -> list[str]:
+def _generic_port(index: int, latency_ns: int, bandwidth: str) -> list[str]:
+    """A proximity domain that stands for a host bridge, so that HMAT can tell of the way to it.
+
+    The kernel adds to that what the device's CDAT tells: 150 ns for reads in QEMU's own
+    (hw/mem/cxl_type3.c: ct3_build_cdat_entries_for_mr).
+    """
+    node = index + 1
+    return [
+        *("-numa", f"node,nodeid={node}"),
+        *("-object", f"acpi-generic-port,id=gp{index},pci-bus=cxl.{index},node={node}"),
+        *_tell(node, latency_ns, bandwidth),
+    ]
+
+
+def _cxl_port(index: int) -> list[str]:
+    """A host bridge with a root port."""
     bridge = f"pxb-cxl,bus_nr={12 + 40 * index},bus=pcie.0,id=cxl.{index}"
     port = f"cxl-rp,port={index},bus=cxl.{index},id=rp{index},chassis={index},slot={2 + index}"
     return [
-        *("-object", f"memory-backend-ram,id=vmem{index},size={size_mib}M"),
         *("-device", bridge),
         *("-device", port),
-        *("-device", f"cxl-type3,bus=rp{index},volatile-memdev=vmem{index},id=mem{index}"),
+    ]
+
+
+def _cxl_device(topology: Topology, index: int) -> list[str]:
+    memory = f"vmem{index}"
+    driver, *others = topology.cxl_device(index, memory).items()
+    properties = [driver[1], *(f"{name}={value}" for name, value in others)]
+    return [
+        *("-object", f"memory-backend-ram,id={memory},size={topology.slow_mib[index]}M"),
+        *("-device", ",".join(properties)),
     ]
 
 
@@ -186,19 +274,18 @@ def _numa(topology: Topology) -> list[str]:
         *_first_node(topology),
         *("-object", f"memory-backend-ram,id=slow,size={slow_mib}M"),
         *("-numa", f"node,nodeid=1,memdev=slow{',initiator=0' if topology.hmat else ''}"),
-        *(_latencies() if topology.hmat else ()),
+        *(_tell(0, NEAR_NS, NEAR_BANDWIDTH) if topology.hmat else ()),
+        *(_tell(1, 250, FAR_BANDWIDTH) if topology.hmat else ()),
     ]
 
 
-def _latencies() -> list[str]:
-    """What HMAT tells of each node; a claim that the emulation does not keep."""
+def _tell(node: int, latency_ns: int, bandwidth: str) -> list[str]:
+    """What HMAT tells of a node; a claim that the emulation does not keep."""
     arguments = []
-    for node, latency_ns, bandwidth in ((0, 90, "40G"), (1, 250, "10G")):
-        table = f"hmat-lb,initiator=0,target={node},hierarchy=memory"
-        for access in ("read", "write"):
-            latency = f"data-type={access}-latency,latency={latency_ns}"
-            arguments += ["-numa", f"{table},{latency}"]
-            arguments += ["-numa", f"{table},data-type={access}-bandwidth,bandwidth={bandwidth}"]
+    table = f"hmat-lb,initiator=0,target={node},hierarchy=memory"
+    for access in ("read", "write"):
+        arguments += ["-numa", f"{table},data-type={access}-latency,latency={latency_ns}"]
+        arguments += ["-numa", f"{table},data-type={access}-bandwidth,bandwidth={bandwidth}"]
     return arguments
 
 

@@ -11,7 +11,7 @@ from guests import topology
 from guests.boot import boot
 from guests.guest import REPOSITORY
 from guests.kernels import Kernel
-from guests.topology import Topology
+from guests.topology import Emulator, Topology
 
 FOLDER = REPOSITORY / "tests" / "unit" / "trees"
 
@@ -24,10 +24,14 @@ class Source:
     kernel: Kernel = Kernel.LATEST
 
 
+TWO_TIERS = topology.cxl(256, 256, emulator=Emulator.FAST, latencies_ns=(100, 500))
+
 SOURCES = {
     "cxl-7.2": Source(topology.cxl()),
     "cxl-6.12": Source(topology.cxl(), Kernel.LTS),
     "cxl-two-regions": Source(topology.cxl(256, 512)),
+    "cxl-two-tiers-7.2": Source(TWO_TIERS),
+    "cxl-two-tiers-6.12": Source(TWO_TIERS, Kernel.LTS),
     "cxl-interleaved": Source(topology.cxl(256, 256, interleaved=True)),
     "slow-node-7.2": Source(topology.slow_node()),
     "slow-node-6.12": Source(topology.slow_node(), Kernel.LTS),

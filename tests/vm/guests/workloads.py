@@ -78,6 +78,13 @@ class Hotset:
         """Moves the hot window on."""
         self._process.signal(signal.SIGUSR1)
 
+    def pause(self) -> None:
+        """Has it do nothing until it is to go on: its memory is cold then."""
+        self._process.signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._process.signal(signal.SIGCONT)
+
     def stop(self, timeout: float = 120) -> Completed:
         """Ends it; its data are verified if it was started with --verify."""
         self._process.signal(signal.SIGTERM)
