@@ -10,7 +10,7 @@ from guests.topology import slow_node
 from guests.workloads import build
 
 FOLDERS = ("tests/vm/inside", "tests/vm/sampling")
-UNUSED = ("schemathesis", "anyio")
+UNUSED = ("schemathesis", "anyio", "xdist")
 """Plugins that these tests don't use: to import them takes half a minute where all is emulated."""
 
 

@@ -6,6 +6,7 @@ import select
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 from guests.guest import REPOSITORY
+from numpy.typing import NDArray
 
 from tierd.config import DamonConfig
 from tierd.errors import Conflict, TierdError
@@ -34,6 +36,7 @@ CONFIG = DamonConfig(take_over=True, cpu_percent=100.0)
 """An emulated kdamond is some 50 times slower, and the budget is for real ones."""
 
 WITHIN_S = 90
+SHOWN = 5
 ADMIN = Admin()
 STAT = ADMIN.exclusive_switch("damon_stat")
 KNOWN_EXCLUSIVE = [
@@ -156,9 +159,21 @@ def until(found: Callable[[], list[T]], filenos: list[int]) -> list[T]:
     raise AssertionError(f"nothing within {WITHIN_S} s")
 
 
+def hot_regions(accesses: Accesses) -> NDArray[np.void]:
+    """Returns those with at least half of the accesses of the hottest.
+
+    Not of what can be counted: where the host has others to run, a page is touched less often.
+    """
+    counted = accesses.regions["nr_accesses"]
+    found: NDArray[np.void] = accesses.regions[
+        (counted > 0) & (counted * 2 >= counted.max(initial=0))
+    ]
+    return found
+
+
 def names_window(accesses: Accesses, workload: Workload) -> bool:
     """Says whether what is hot is the hot window and next to nothing else."""
-    hot = accesses.regions[accesses.regions["nr_accesses"] * 2 >= accesses.max_accesses]
+    hot = hot_regions(accesses)
     inside = np.minimum(hot["end"], workload.end).astype(np.int64) - np.maximum(
         hot["start"], workload.start
     ).astype(np.int64)
@@ -168,11 +183,19 @@ def names_window(accesses: Accesses, workload: Workload) -> bool:
 
 
 def expect_window(session: Session, workload: Workload) -> list[Accesses]:
-    """Waits for a snapshot that names the hot window."""
-    return until(
-        lambda: [found for found in session.poll() if names_window(found, workload)],
-        session.filenos(),
-    )
+    """Waits for a snapshot that names the hot window; a failure shows what the last ones did."""
+    last: deque[Accesses] = deque(maxlen=SHOWN)
+
+    def found() -> list[Accesses]:
+        polled = session.poll()
+        last.extend(polled)
+        return [accesses for accesses in polled if names_window(accesses, workload)]
+
+    try:
+        return until(found, session.filenos())
+    except AssertionError as error:
+        shown = "\n".join(f"{each.max_accesses} at most: {hot_regions(each)}" for each in last)
+        raise AssertionError(f"{error}: {workload} is not what was hot:\n{shown}") from None
 
 
 def test_the_hot_window_is_named(workload: Workload, journal: Journal) -> None:
