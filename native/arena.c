@@ -27,13 +27,19 @@
 #define PLACE (~0ULL << TIER_SHIFT)
 
 #define NOBODY UINT32_MAX
+#define NO_TIER TIERD_TIERS
+#define UNKNOWN 0 /* the sum of what was written where the CPU does not see it; sum_block() is never 0 */
 #define AHEAD 16 /* ids whose words are on their way to the cache, as atomics would wait for each */
 #define TRIES 8 /* so often a block that finds its tier full has others make way, and then stays */
 
 enum { RESTS, QUEUED, UNDER_WAY };
 
-/* A tier's slots. What is free is a stack; @owner and @sums are of whoever has the slot. */
+/*
+ * A tier's slots, from @base on, which is @memory where the CPU reaches them. What is free is a stack;
+ * @owner and @sums are of whoever has the slot.
+ */
 struct space {
+	uint64_t base;
 	char *memory;
 	uint32_t slots;
 	uint32_t spare;
@@ -51,6 +57,7 @@ struct job {
 	uint8_t tier;
 	uint8_t tries;
 	uint8_t leaves; /* to make room, and counted in @leaving */
+	uint8_t goes_on; /* to @tier, from the memory that it passes through */
 	int8_t outcome; /* negative errno of the last move, or 0 */
 };
 
@@ -59,6 +66,7 @@ struct tierd_arena {
 	uint32_t blocks;
 	uint32_t tiers;
 	uint32_t flags;
+	uint32_t reach; /* a bit for each tier that the CPU reaches */
 	uint32_t *counts; /* shared: only ever added to */
 	uint8_t *places; /* shared: only ever written */
 	uint64_t *words;
@@ -108,6 +116,11 @@ static char *memory_of(const struct tierd_arena *arena, uint32_t tier, uint32_t 
 	return arena->spaces[tier].memory + slot * arena->block_bytes;
 }
 
+static int is_in(uint64_t word, uint32_t reach)
+{
+	return reach >> tier_of(word) & 1;
+}
+
 /*
  * Sums a block in four lanes that don't wait for each other. Each step is a bijection of the lane, so
  * no single word can change unseen; it is against accidents, not attackers.
@@ -128,7 +141,8 @@ static uint64_t sum_block(const void *block, uint64_t bytes)
 	}
 	for (int i = 1; i < 4; i++)
 		lanes[0] = (lanes[0] ^ lanes[i]) * 0x2545f4914f6cdd1dULL;
-	return lanes[0] ^ lanes[0] >> 32;
+	lanes[0] ^= lanes[0] >> 32;
+	return lanes[0] == UNKNOWN ? ~0ULL : lanes[0];
 }
 
 static int all_in_range(const struct tierd_arena *arena, const int64_t *ids, size_t count)
@@ -189,13 +203,15 @@ int tierd_open_arena(uint64_t block_bytes, uint32_t blocks, uint32_t flags, uint
 	return 0;
 }
 
-int tierd_add_tier(struct tierd_arena *arena, void *memory, uint32_t slots, uint32_t spare)
+int tierd_add_tier(struct tierd_arena *arena, void *memory, uint64_t device, uint32_t slots,
+		   uint32_t spare)
 {
 	struct space *space = &arena->spaces[arena->tiers];
 
-	if (arena->tiers == TIERD_TIERS || slots == 0 || spare >= slots)
+	if (arena->tiers == TIERD_TIERS || slots == 0 || spare >= slots || (memory && device))
 		return -EINVAL;
 	*space = (struct space){
+		.base = memory ? (uint64_t)(uintptr_t)memory : device,
 		.memory = memory,
 		.slots = slots,
 		.spare = spare,
@@ -215,6 +231,8 @@ int tierd_add_tier(struct tierd_arena *arena, void *memory, uint32_t slots, uint
 		space->stack[i] = slots - 1 - i;
 		space->owner[i] = NOBODY;
 	}
+	if (memory)
+		arena->reach |= 1U << arena->tiers;
 	return (int)arena->tiers++;
 }
 
@@ -290,14 +308,14 @@ static int place_new(struct tierd_arena *arena, uint32_t block, uint64_t *ret_wo
 	return ret;
 }
 
-static int pin_reader(struct tierd_arena *arena, uint32_t block, uint64_t *ret_word)
+static int pin_reader(struct tierd_arena *arena, uint32_t block, uint32_t reach, uint64_t *ret_word)
 {
 	uint64_t word = load_word(arena, block);
 
 	do {
 		if (!(word & LIVE))
 			return -ENOENT;
-		if (!arena->spaces[tier_of(word)].memory)
+		if (!is_in(word, reach))
 			return -EXDEV;
 		if (word & WRITING || (word & PINS) == PINS)
 			return -EBUSY;
@@ -306,7 +324,9 @@ static int pin_reader(struct tierd_arena *arena, uint32_t block, uint64_t *ret_w
 	return 0;
 }
 
-static int pin_writer(struct tierd_arena *arena, uint32_t block, int *ret_is_new, uint64_t *ret_word)
+/* A new block is in memory, whatever is to be reached. */
+static int pin_writer(struct tierd_arena *arena, uint32_t block, uint32_t reach, int *ret_is_new,
+		      uint64_t *ret_word)
 {
 	uint64_t word = load_word(arena, block);
 
@@ -316,7 +336,7 @@ static int pin_writer(struct tierd_arena *arena, uint32_t block, int *ret_is_new
 	do {
 		if (!(word & LIVE))
 			return -EBUSY; /* given up by another one just now */
-		if (!arena->spaces[tier_of(word)].memory)
+		if (!is_in(word, reach))
 			return -EXDEV;
 		if (word & (WRITING | PINS))
 			return -EBUSY;
@@ -341,11 +361,14 @@ static int unpin_reader(struct tierd_arena *arena, uint32_t block)
 static int unpin_writer(struct tierd_arena *arena, uint32_t block)
 {
 	uint64_t word = load_word(arena, block);
+	struct space *space = &arena->spaces[tier_of(word)];
 
 	if (!(word & WRITING))
 		return -EALREADY;
-	if (arena->flags & TIERD_SUMS)
-		arena->spaces[tier_of(word)].sums[slot_of(word)] = sum_block(
+	if (!space->memory)
+		space->sums[slot_of(word)] = UNKNOWN;
+	else if (arena->flags & TIERD_SUMS)
+		space->sums[slot_of(word)] = sum_block(
 			memory_of(arena, tier_of(word), slot_of(word)), arena->block_bytes);
 	while (!swap_word(arena, block, &word, word & ~WRITING))
 		;
@@ -355,7 +378,7 @@ static int unpin_writer(struct tierd_arena *arena, uint32_t block)
 /* Of a block that the caller has pinned. Returns 0 or -EBADMSG. */
 static int check_pinned(const struct tierd_arena *arena, uint64_t word, const void *copy)
 {
-	if (!(arena->flags & TIERD_SUMS))
+	if (!(arena->flags & TIERD_SUMS) || !is_in(word, arena->reach))
 		return 0;
 	return arena->spaces[tier_of(word)].sums[slot_of(word)] ==
 			       sum_block(copy, arena->block_bytes) ?
@@ -363,44 +386,51 @@ static int check_pinned(const struct tierd_arena *arena, uint64_t word, const vo
 		       -EBADMSG;
 }
 
-static int pin_block(struct tierd_arena *arena, uint32_t block, uint32_t mode, void **ret_address)
+static int pin_block(struct tierd_arena *arena, uint32_t block, uint32_t mode, uint32_t reach,
+		     void **ret_address)
 {
-	uint64_t word;
-	int ret, is_new;
+	uint64_t word, address;
+	int ret, is_new = 0;
 
-	if (mode == TIERD_WRITE) {
-		ret = pin_writer(arena, block, &is_new, &word);
-		if (ret < 0)
-			return ret;
-		*ret_address = memory_of(arena, tier_of(word), slot_of(word));
-		if (is_new)
-			memset(*ret_address, 0, arena->block_bytes);
-		return 0;
-	}
-	ret = pin_reader(arena, block, &word);
+	ret = mode == TIERD_WRITE ? pin_writer(arena, block, reach, &is_new, &word) :
+				    pin_reader(arena, block, reach, &word);
 	if (ret < 0)
 		return ret;
-	*ret_address = memory_of(arena, tier_of(word), slot_of(word));
-	ret = check_pinned(arena, word, *ret_address);
-	if (ret < 0)
-		unpin_reader(arena, block);
-	return ret;
+	address = arena->spaces[tier_of(word)].base + slot_of(word) * arena->block_bytes;
+	if (is_new) {
+		memset(memory_of(arena, tier_of(word), slot_of(word)), 0, arena->block_bytes);
+		if (!is_in(word, reach)) {
+			unpin_writer(arena, block);
+			return -EXDEV; /* it is there, and comes to where it is wanted as others do */
+		}
+	}
+	if (mode == TIERD_READ) {
+		ret = check_pinned(arena, word, (const void *)(uintptr_t)address);
+		if (ret < 0) {
+			unpin_reader(arena, block);
+			return ret;
+		}
+	}
+	*ret_address = (void *)(uintptr_t)address;
+	return 0;
 }
 
 int64_t tierd_pin_blocks(struct tierd_arena *arena, const int64_t *ids, size_t count, uint32_t mode,
-			 void **ret_addresses, int32_t *ret_why)
+			 uint32_t on, void **ret_addresses, int32_t *ret_why)
 {
+	uint32_t reach = on == TIERD_MEMORY ? arena->reach : 1U << on % TIERD_TIERS;
 	int why = 0;
 	size_t i;
 
-	if (mode > TIERD_WRITE || !all_in_range(arena, ids, count))
+	if (mode > TIERD_WRITE || !all_in_range(arena, ids, count) ||
+	    (on != TIERD_MEMORY && (on >= arena->tiers || !arena->spaces[on].base)))
 		return -EINVAL;
 	for (i = 0; i < count; i++) {
 		if (i + AHEAD < count) {
 			__builtin_prefetch(&arena->words[ids[i + AHEAD]], 1);
 			__builtin_prefetch(&arena->counts[ids[i + AHEAD]], 1);
 		}
-		why = pin_block(arena, (uint32_t)ids[i], mode, &ret_addresses[i]);
+		why = pin_block(arena, (uint32_t)ids[i], mode, reach, &ret_addresses[i]);
 		if (why < 0)
 			break;
 		count_touch(arena, ids[i]);
@@ -432,7 +462,7 @@ int tierd_unpin_blocks(struct tierd_arena *arena, const int64_t *ids, size_t cou
 static int read_block(struct tierd_arena *arena, uint32_t block, void *into)
 {
 	uint64_t word;
-	int ret = pin_reader(arena, block, &word);
+	int ret = pin_reader(arena, block, arena->reach, &word);
 
 	if (ret < 0)
 		return ret;
@@ -445,7 +475,7 @@ static int read_block(struct tierd_arena *arena, uint32_t block, void *into)
 static int write_block(struct tierd_arena *arena, uint32_t block, const void *from)
 {
 	uint64_t word;
-	int is_new, ret = pin_writer(arena, block, &is_new, &word);
+	int is_new, ret = pin_writer(arena, block, arena->reach, &is_new, &word);
 
 	if (ret < 0)
 		return ret;
@@ -675,7 +705,11 @@ static void settle_job(struct tierd_arena *arena, uint32_t block, int outcome)
 		arena->tally.no_room++;
 	else
 		arena->tally.failed++;
-	if (job->state == UNDER_WAY) {
+	if (job->state == UNDER_WAY && job->goes_on && outcome == 0) {
+		job->goes_on = 0;
+		put_in_queue(arena, block, job->tier, 1);
+		pthread_cond_signal(&arena->work);
+	} else if (job->state == UNDER_WAY) {
 		arena->leaving -= job->leaves;
 		*job = (struct job){ .outcome = (int8_t)outcome };
 	}
@@ -765,16 +799,43 @@ static uint32_t find_victims(struct tierd_arena *arena, uint32_t tier, uint32_t 
 	return found;
 }
 
-/* Under the lock. Returns a slower tier with room, the movers' own counted or not, or 0. */
-static uint32_t find_room_below(const struct tierd_arena *arena, uint32_t tier, int is_for_mover)
+static int has_room(const struct space *space, int is_for_mover)
 {
-	for (uint32_t below = tier + 1; below < arena->tiers; below++) {
-		const struct space *space = &arena->spaces[below];
+	return !space->closed && space->free > (is_for_mover ? 0 : space->spare);
+}
 
-		if (!space->closed && space->free > (is_for_mover ? 0 : space->spare))
+/*
+ * Under the lock. Returns where blocks go that make way, the movers' own slots counted or not: to a
+ * slower tier, or where none has room up to or from one of a device; else NO_TIER. Without memory on
+ * either side there is nothing to copy by.
+ */
+static uint32_t find_refuge(const struct tierd_arena *arena, uint32_t tier, int is_for_mover)
+{
+	const struct space *from = &arena->spaces[tier];
+
+	for (uint32_t below = tier + 1; below < arena->tiers; below++)
+		if ((from->memory || arena->spaces[below].memory) &&
+		    has_room(&arena->spaces[below], is_for_mover))
 			return below;
+	for (uint32_t above = 0; above < tier; above++) {
+		const struct space *to = &arena->spaces[above];
+
+		if (!from->memory != !to->memory && (from->memory ? to : from)->base &&
+		    has_room(to, is_for_mover))
+			return above;
 	}
-	return 0;
+	return NO_TIER;
+}
+
+/* Under the lock. Returns the memory, full now, that blocks of a device's tier make way to, or NO_TIER. */
+static uint32_t find_full_refuge(const struct tierd_arena *arena, uint32_t tier)
+{
+	if (arena->spaces[tier].memory || !arena->spaces[tier].base)
+		return NO_TIER;
+	for (uint32_t i = 1; i < arena->tiers; i++)
+		if (arena->spaces[(tier + i) % arena->tiers].memory)
+			return (tier + i) % arena->tiers;
+	return NO_TIER;
 }
 
 static int gather_block(struct tierd_arena *arena, uint32_t block, uint32_t mover, uint32_t tier,
@@ -849,35 +910,61 @@ static void begin_load(struct tierd_arena *arena, uint32_t mover, uint32_t from,
 }
 
 /*
- * Has blocks of a full tier make way for one. Returns 0 when there is room, 1 when a batch is to be
- * stored first, or -ENOSPC.
+ * Under the lock. How many blocks go at once from a full tier to another: one where no plugin is
+ * called, and else as many as others wait for, but of the movers' own slots only one.
+ */
+static uint32_t victims_at_once(const struct tierd_arena *arena, uint32_t tier, uint32_t refuge)
+{
+	const struct space *to = &arena->spaces[refuge];
+	uint32_t more = to->free > to->spare ? to->free - to->spare : 1;
+
+	if (!to->memory)
+		return arena->queued + 1;
+	if (arena->spaces[tier].memory)
+		return 1;
+	return more < arena->queued + 1 ? more : arena->queued + 1;
+}
+
+/*
+ * Has blocks of a full tier make way for one; where they find no memory to go to, blocks of that one
+ * first. Returns 0 when there is room, 1 when a batch is to be
+ * copied first, or -ENOSPC.
  */
 static int make_way(struct tierd_arena *arena, uint32_t mover, uint32_t tier, uint32_t capacity,
 		    void *bounce, struct tierd_batch *batch)
 {
-	uint32_t victims[TIERD_BATCH], below, count = 0;
+	uint32_t victims[TIERD_BATCH], to, full = NO_TIER, count = 0, slot;
+	int ret;
 
+	if (arena->spaces[tier].closed)
+		return -ENOSPC;
 	pthread_mutex_lock(&arena->lock);
-	below = find_room_below(arena, tier, 1);
-	if (below) {
-		uint32_t most = arena->spaces[below].memory ? 1 : arena->queued + 1;
+	to = find_refuge(arena, tier, 1);
+	if (to != NO_TIER) {
+		uint32_t most = victims_at_once(arena, tier, to);
 
 		count = find_victims(arena, tier, most < capacity ? most : capacity, victims);
+	} else {
+		full = find_full_refuge(arena, tier);
 	}
 	pthread_mutex_unlock(&arena->lock);
+	if (full != NO_TIER)
+		return make_way(arena, mover, full, capacity, bounce, batch);
 	if (count == 0)
 		return -ENOSPC;
-	if (arena->spaces[below].memory) {
-		uint32_t slot;
-		int ret = try_slot(arena, below, &slot);
-
-		if (ret == 0)
-			ret = move_in_memory(arena, victims[0], mover, below, slot);
-		settle_job(arena, victims[0], ret);
-		return 0; /* or it is tried again */
+	if (!arena->spaces[to].memory) {
+		begin_store(arena, mover, to, victims, count, bounce, batch);
+		return batch->count > 0;
 	}
-	begin_store(arena, mover, below, victims, count, bounce, batch);
-	return batch->count > 0;
+	if (!arena->spaces[tier].memory) {
+		begin_load(arena, mover, tier, to, victims, count, batch);
+		return batch->count > 0;
+	}
+	ret = try_slot(arena, to, &slot);
+	if (ret == 0)
+		ret = move_in_memory(arena, victims[0], mover, to, slot);
+	settle_job(arena, victims[0], ret);
+	return 0; /* or it is tried again */
 }
 
 /* Puts a block back in the queue's front, unless it was tried too often. */
@@ -896,6 +983,27 @@ static void try_again(struct tierd_arena *arena, uint32_t block)
 }
 
 /*
+ * Under the lock. Where a block goes to now: between tiers without addresses by way of memory, the
+ * fastest that has room for it.
+ */
+static uint32_t next_stop(struct tierd_arena *arena, uint32_t block, uint32_t from)
+{
+	uint32_t tier = arena->jobs[block].tier, first = NO_TIER;
+
+	if (arena->spaces[from].memory || arena->spaces[tier].memory)
+		return tier;
+	for (uint32_t i = 0; i < arena->tiers; i++) {
+		if (!arena->spaces[i].memory)
+			continue;
+		if (arena->spaces[i].free > 0)
+			return i;
+		if (first == NO_TIER)
+			first = i;
+	}
+	return first == NO_TIER ? tier : first;
+}
+
+/*
  * Takes those next in the queue that come from and go to the same tiers, as far as there is room for
  * them and one more; under the lock.
  */
@@ -910,9 +1018,10 @@ static uint32_t take_alike(struct tierd_arena *arena, uint32_t from, uint32_t ti
 		int alike = arena->spaces[tier].memory ? tier_of(word) == from :
 							 arena->spaces[tier_of(word)].memory != NULL;
 
-		if (arena->jobs[block].tier != tier || !(word & LIVE) || !alike)
+		if (!(word & LIVE) || !alike || next_stop(arena, block, tier_of(word)) != tier)
 			break;
 		blocks[count++] = take_from_queue(arena);
+		arena->jobs[block].goes_on = arena->jobs[block].tier != tier;
 	}
 	return count;
 }
@@ -921,22 +1030,22 @@ static uint32_t take_alike(struct tierd_arena *arena, uint32_t from, uint32_t ti
 static int do_job(struct tierd_arena *arena, uint32_t mover, uint32_t block, uint32_t capacity,
 		  void *bounce, struct tierd_batch *batch)
 {
-	uint32_t tier = arena->jobs[block].tier, blocks[TIERD_BATCH] = { block }, count = 1, slot;
+	uint32_t blocks[TIERD_BATCH] = { block }, count = 1, tier, slot;
 	uint64_t word = load_word(arena, block);
 	uint32_t from = tier_of(word);
-	int has_room, ret;
+	int is_room, ret;
 
-	if (!(word & LIVE) || from == tier) {
+	if (!(word & LIVE) || from == arena->jobs[block].tier) {
 		settle_job(arena, block, word & LIVE ? 0 : -ENOENT);
 		return 0;
 	}
 	pthread_mutex_lock(&arena->lock);
-	has_room = !arena->spaces[tier].closed && arena->spaces[tier].free > 0;
+	tier = next_stop(arena, block, from);
+	arena->jobs[block].goes_on = arena->jobs[block].tier != tier;
+	is_room = has_room(&arena->spaces[tier], 1);
 	pthread_mutex_unlock(&arena->lock);
-	if (!has_room) {
-		ret = arena->spaces[tier].memory ?
-			      make_way(arena, mover, tier, capacity, bounce, batch) :
-			      -ENOSPC;
+	if (!is_room) {
+		ret = make_way(arena, mover, tier, capacity, bounce, batch);
 		if (ret < 0)
 			settle_job(arena, block, ret);
 		else
@@ -992,7 +1101,7 @@ int tierd_check_batch(const struct tierd_arena *arena, struct tierd_batch *batch
 		uint64_t sum = arena->spaces[batch->tier].sums[batch->slots[i]];
 
 		/* Of a block that was given up another one may have the slot by now. */
-		batch->is_bad[i] = sum_block(copy, arena->block_bytes) != sum &&
+		batch->is_bad[i] = sum != UNKNOWN && sum_block(copy, arena->block_bytes) != sum &&
 				   is_claimed(load_word(arena, batch->blocks[i]), batch->mover);
 		bad += batch->is_bad[i];
 	}
@@ -1003,6 +1112,7 @@ static int end_load(struct tierd_arena *arena, const struct tierd_batch *batch, 
 		    const void *bounce)
 {
 	uint32_t slot = batch->to_slots[i];
+	uint64_t sum = arena->spaces[batch->tier].sums[batch->slots[i]];
 
 	if (batch->is_bad[i]) {
 		return_slot(arena, batch->to, slot);
@@ -1010,7 +1120,9 @@ static int end_load(struct tierd_arena *arena, const struct tierd_batch *batch, 
 	}
 	memcpy(memory_of(arena, batch->to, slot), (const char *)bounce + i * arena->block_bytes,
 	       arena->block_bytes);
-	arena->spaces[batch->to].sums[slot] = arena->spaces[batch->tier].sums[batch->slots[i]];
+	if (sum == UNKNOWN && arena->flags & TIERD_SUMS)
+		sum = sum_block(memory_of(arena, batch->to, slot), arena->block_bytes);
+	arena->spaces[batch->to].sums[slot] = sum;
 	return switch_block(arena, batch->blocks[i], batch->mover, batch->to, slot);
 }
 
@@ -1042,13 +1154,13 @@ int64_t tierd_evict_blocks(struct tierd_arena *arena, uint32_t count)
 
 	pthread_mutex_lock(&arena->lock);
 	for (uint32_t tier = arena->tiers; tier-- > 0 && arena->leaving < count;) {
-		uint32_t below = find_room_below(arena, tier, 0), most = count - arena->leaving, got;
+		uint32_t to = find_refuge(arena, tier, 0), most = count - arena->leaving, got;
 
-		if (!arena->spaces[tier].memory || !below)
+		if (!arena->spaces[tier].memory || to == NO_TIER)
 			continue;
 		got = find_victims(arena, tier, most < TIERD_BATCH ? most : TIERD_BATCH, victims);
 		for (uint32_t i = 0; i < got; i++) {
-			put_in_queue(arena, victims[i], below, 1);
+			put_in_queue(arena, victims[i], to, 1);
 			arena->jobs[victims[i]].leaves = 1;
 		}
 		arena->leaving += got;

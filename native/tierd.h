@@ -524,6 +524,7 @@ int tierd_stream_writes(void *buffer, uint64_t bytes, uint64_t begin_ns, uint64_
 #define TIERD_MOVERS 255
 #define TIERD_BATCH 32
 #define TIERD_NOWHERE 255
+#define TIERD_MEMORY 255
 #define TIERD_SUMS 1
 #define TIERD_READ 0
 #define TIERD_WRITE 1
@@ -553,12 +554,15 @@ int tierd_open_arena(uint64_t block_bytes, uint32_t blocks, uint32_t flags, uint
  * @arena: an open arena
  * @memory: its slots, one after the other, or NULL where the CPU cannot address them; it has to
  *          outlive the arena
+ * @device: without @memory the address that its slots have for a device, or 0 for none; it is told to
+ *          who holds blocks, and never followed
  * @slots: how many
  * @spare: so many of them are left to the movers, less than @slots
  *
  * Return: the tier's number, from 0, -EINVAL for too many, or -ENOMEM.
  */
-int tierd_add_tier(struct tierd_arena *arena, void *memory, uint32_t slots, uint32_t spare);
+int tierd_add_tier(struct tierd_arena *arena, void *memory, uint64_t device, uint32_t slots,
+		   uint32_t spare);
 
 /**
  * tierd_close_arena() - free an arena, when no call is in it
@@ -582,15 +586,16 @@ int tierd_touch_blocks(struct tierd_arena *arena, const int64_t *ids, size_t cou
  * @ids: the blocks, each of which is counted as accessed
  * @count: how many
  * @mode: TIERD_READ beside other readers, TIERD_WRITE alone; a new block is of zeros
- * @ret_addresses: where each is
+ * @on: TIERD_MEMORY for wherever the CPU reaches them, or a tier of @memory or with a @device
+ * @ret_addresses: where each is, for the CPU or for the device
  * @ret_why: 0, or why the first that is not pinned is not: -ENOENT was never written, -EBUSY is held
- *           by others, -EXDEV is in a tier that has no addresses, -ENOSPC there is no memory for it,
+ *           by others, -EXDEV is not where it is to be held, -ENOSPC there is no memory for it,
  *           -EBADMSG is not what was written
  *
  * Return: how many are pinned, from the first on, or -EINVAL when an id is out of range.
  */
 int64_t tierd_pin_blocks(struct tierd_arena *arena, const int64_t *ids, size_t count, uint32_t mode,
-			 void **ret_addresses, int32_t *ret_why);
+			 uint32_t on, void **ret_addresses, int32_t *ret_why);
 
 /**
  * tierd_unpin_blocks() - end what tierd_pin_blocks() began
@@ -641,7 +646,7 @@ int64_t tierd_want_blocks(struct tierd_arena *arena, const int64_t *ids, size_t 
  * tierd_await_blocks() - wait until none of the blocks is queued or under way
  * @timeout_ns: at most so long
  * @ret_outcomes: of each, what its last move came to: 0 or a negative errno, -EIO where its tier
- *                failed, -ENOSPC, -EBUSY, -EBADMSG, -EXDEV from a tier without addresses to another
+ *                failed, -ENOSPC, -EBUSY, -EBADMSG
  *
  * Return: 0, -ETIMEDOUT or -EINVAL.
  */
@@ -703,7 +708,7 @@ void tierd_settle_batch(struct tierd_arena *arena, const struct tierd_batch *bat
 			const void *bounce);
 
 /**
- * tierd_evict_blocks() - have blocks of memory make room, for slower tiers
+ * tierd_evict_blocks() - have blocks of memory make room, to other tiers
  * @count: so many are to be on their way, with those that are already
  *
  * Return: how many are.

@@ -11,18 +11,20 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tierd.arena.held import Held, Place
 from tierd.arena.shared import MOST_BLOCKS, Shared, SharedTier
 from tierd.errors import Busy, Damaged, NoRoom, NotFound, TierdError, TierFailed
 from tierd.kernel.arena import (
     BATCH,
     BLOCK_UNIT,
     MAX_TIERS,
+    MEMORY,
     Blocks,
     Bytes,
     Done,
@@ -30,6 +32,7 @@ from tierd.kernel.arena import (
     Moves,
     no_such_block,
 )
+from tierd.kernel.placed import place
 from tierd.tiers.fence import DEADLINE_S, Fence
 from tierd.tiers.plugin import Tier
 
@@ -120,12 +123,14 @@ class Arena:
             self.block_bytes, self.shared.counts, self.shared.places, sums=checksums
         )
         for fence, spare in zip(self._fences, spares, strict=True):
-            self._blocks.add_tier(fence.memory, fence.slots, spare)
+            address = 0 if fence.device is None else fence.device.address
+            self._blocks.add_tier(fence.memory, fence.slots, spare, address)
         self._memories = [fence.memory for fence in self._fences if fence.memory is not None]
         self._in_memory = [i for i, fence in enumerate(self._fences) if fence.memory is not None]
-        self._held_most = sum(self._fences[i].slots - spares[i] for i in self._in_memory)
-        # What is fetched along with a block must not make it go again.
-        self._ahead = max(1, min(BATCH, self._held_most // 4))
+        self._room = [
+            fence.slots - spare for fence, spare in zip(self._fences, spares, strict=True)
+        ]
+        self._anywhere = Place(room=sum(self._room[i] for i in self._in_memory))
 
     def __enter__(self) -> Self:
         return self
@@ -144,6 +149,11 @@ class Arena:
         return tuple(fence.name for fence in self._fences)
 
     @property
+    def on_devices(self) -> tuple[str, ...]:
+        """The tiers whose blocks have addresses for a device alone."""
+        return tuple(fence.name for fence in self._fences if fence.device is not None)
+
+    @property
     def fenced(self) -> dict[str, str]:
         """The tiers that have failed, and how. They get no more blocks."""
         return {fence.name: fence.failure for fence in self._fences if fence.failure is not None}
@@ -157,30 +167,56 @@ class Arena:
         self._blocks.touch(self._ids(ids))
 
     def acquire(
-        self, ids: ArrayLike, *, write: bool = False, timeout_s: float = TIMEOUT_S
-    ) -> "Held":
-        """Holds blocks in memory, where they then stay, and counts an access of each.
+        self,
+        ids: ArrayLike,
+        *,
+        write: bool = False,
+        on: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Held:
+        """Holds blocks, which then stay where they are, and counts an access of each.
 
         A block that was never written can be acquired for writing; it is of zeros then.
+
+        Args:
+            ids: the blocks.
+            write: alone, to change them.
+            on: the tier to have them on, which is brought there what is not. By default any that
+                the CPU reaches.
+            timeout_s: at most so long it waits for those that are held or elsewhere.
 
         Raises:
             NotFound: a block was never written, or there is none of this id.
             Busy: it is held by others: by a writer, or for a writer by anybody, also by the caller.
-            NoRoom: memory is too small for it and all that is held.
-            TierFailed: it is on a tier that does not give it.
+            NoRoom: memory, or the tier, is too small for it and all that is held.
+            TierFailed: it is on a tier that does not give it, or is to be on one that has failed.
             Damaged: it is not what was written.
         """
         ids = self._ids(ids)
-        if len(ids) > self._held_most:
+        where = self._anywhere if on is None else self._place(on)
+        if len(ids) > where.room:
             raise NoRoom(
-                f"{len(ids)} blocks are to be held, memory has room for {self._held_most}",
-                hint="acquire fewer at a time, or make the arena's memory larger",
+                f"{len(ids)} blocks are to be held, {where.tier} has room for {where.room}",
+                hint=f"acquire fewer at a time, or make the arena's {where.tier} larger",
             )
         addresses = np.empty(len(ids), np.uint64)
-        done, why = self._blocks.pin(ids, addresses, write=write)
+        done, why = self._blocks.pin(ids, addresses, write=write, on=where.on)
         if why:
-            self._finish_pinning(ids, addresses, (done, why), write, timeout_s)
-        return Held(self._blocks, ids, addresses, self._memories, write=write)
+            self._finish_pinning(ids, addresses, (done, why), write, where, timeout_s)
+        return Held(self._blocks, ids, addresses, self._memories, where, write=write)
+
+    def _place(self, tier: str) -> Place:
+        rank = self._rank(tier)
+        fence = self._fences[rank]
+        if fence.memory is None and fence.device is None:
+            raise TierdError(
+                f"blocks on {tier} have no addresses to be held at",
+                hint="acquire them without `on`: they come to memory",
+            )
+        if fence.failure is not None:
+            raise TierFailed(f"tier {tier} is fenced: {fence.failure}")
+        number = None if fence.device is None else fence.device.number
+        return Place(on=rank, tier=tier, room=self._room[rank], device=number)
 
     def _finish_pinning(
         self,
@@ -188,6 +224,7 @@ class Arena:
         addresses: NDArray[np.uint64],
         begun: Done,
         write: bool,
+        where: Place,
         timeout_s: float,
     ) -> None:
         pinned = begun[0]
@@ -195,14 +232,14 @@ class Arena:
 
         def step(first: int) -> Done:
             nonlocal pinned
-            done, why = self._blocks.pin(ids[first:], addresses[first:], write=write)
+            done, why = self._blocks.pin(ids[first:], addresses[first:], write=write, on=where.on)
             pinned = first + done
             return done, why
 
         try:
             if not is_alone:
                 raise TierdError("a block that is to be written is given twice")
-            self._finish(step, ids, timeout_s, begun)
+            self._finish(step, ids, timeout_s, begun, where)
         except BaseException:
             self._blocks.unpin(ids[:pinned], write=write)
             raise
@@ -291,20 +328,28 @@ class Arena:
         found: NDArray[np.uint32] = self.shared.counts[self._in_range(self._ids(ids))]
         return found
 
-    def _finish(self, step: _Step, ids: Ids, timeout_s: float, begun: Done | None = None) -> None:
+    def _finish(
+        self,
+        step: _Step,
+        ids: Ids,
+        timeout_s: float,
+        begun: Done | None = None,
+        where: Place | None = None,
+    ) -> None:
         """Does a step, and what stands in its way, until it is done to all."""
         until = time.monotonic() + timeout_s
+        where = where or self._anywhere
         done, why = step(0) if begun is None else begun
         obstacle, pause_s = why, _SHORT_S
         while why:
             if time.monotonic() >= until:
                 raise _give_up(obstacle, ids[done])
-            obstacle = self._overcome(why, ids[done:], until, pause_s) or obstacle
+            obstacle = self._overcome(why, ids[done:], where, until, pause_s) or obstacle
             more, why = step(done)
             done += more
             pause_s = _SHORT_S if more else min(2 * pause_s, _LONG_S)
 
-    def _overcome(self, why: int, ids: Ids, until: float, pause_s: float) -> int:
+    def _overcome(self, why: int, ids: Ids, where: Place, until: float, pause_s: float) -> int:
         """Does something about what stands in the first id's way.
 
         Returns what that may still be: ENOSPC, EBUSY, or 0 where it is not known.
@@ -315,7 +360,7 @@ class Arena:
             case errno.EBADMSG:
                 raise Damaged(f"block {ids[0]} is not what was written")
             case errno.EXDEV:
-                why = self._fetch(ids[: self._ahead], until)
+                why = self._fetch(ids, where, until)
             case errno.ENOSPC:
                 self._blocks.evict(min(len(ids), BATCH))
             case _:
@@ -324,16 +369,24 @@ class Arena:
             time.sleep(pause_s)
         return why
 
-    def _fetch(self, ids: Ids, until: float) -> int:
-        """Brings blocks to memory: to the fastest that can take the first one. As _overcome()."""
-        for tier in self._in_memory:
-            self._blocks.want(ids, tier, urgent=True, absent=True)
+    def _fetch(self, ids: Ids, where: Place, until: float) -> int:
+        """Brings blocks to a place: of memory to the fastest that can take the first one.
+
+        As _overcome().
+        """
+        is_anywhere = where.on == MEMORY
+        # What is fetched along with a block must not make it go again.
+        ids = ids[: max(1, min(BATCH, where.room // 4))]
+        for tier in self._in_memory if is_anywhere else [where.on]:
+            self._blocks.want(ids, tier, urgent=True, absent=is_anywhere)
             outcomes = self._blocks.wait(ids[:1], max(0.0, until - time.monotonic()))
             outcome = 0 if outcomes is None else int(outcomes[0])
             if outcome == errno.EIO:
+                is_to = not is_anywhere and self._fences[tier].failure is not None
+                what = f"to be on {where.tier}" if is_to else "on a tier that does not give it"
                 raise TierFailed(
-                    f"block {ids[0]} is on a tier that does not give it: {self._failures()}",
-                    hint="it stays there: try again when the tier is well",
+                    f"block {ids[0]} is {what}: {self._failures()}",
+                    hint="it stays where it is: try again when the tier is well",
                 )
             if outcome == errno.EBADMSG:
                 raise Damaged(f"block {ids[0]} is not what was stored: {self._failures()}")
@@ -373,66 +426,6 @@ class Arena:
         return data.reshape(-1).view(np.uint8).reshape(len(ids), self.block_bytes)
 
 
-class Held:
-    """Blocks that stay where they are until release(); a context.
-
-    `addresses` are where each begins, of the CPU. `held[i]` is the i-th block in place, for NumPy
-    and by DLPack for all else; it must not be used after release(), as another block may be there.
-    """
-
-    def __init__(
-        self,
-        blocks: Blocks,
-        ids: Ids,
-        addresses: NDArray[np.uint64],
-        memories: Sequence[Bytes],
-        *,
-        write: bool,
-    ) -> None:
-        self.ids = ids
-        self.addresses = addresses
-        self.write = write
-        self._blocks: Blocks | None = blocks
-        self._memories = memories
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __iter__(self) -> Iterator[Bytes]:
-        return (self[i] for i in range(len(self)))
-
-    def __getitem__(self, number: int) -> Bytes:
-        if self._blocks is None:
-            raise TierdError(f"block {self.ids[number]} is not held any more")
-        address = int(self.addresses[number])
-        for memory in self._memories:
-            offset = address - memory.ctypes.data
-            if 0 <= offset < memory.nbytes:
-                view: Bytes = memory[offset // memory.shape[1]]
-                view.flags.writeable = self.write
-                return view
-        raise AssertionError("an address outside of all memory")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """Lets go.
-
-        Raises:
-            TierdError: it was released before.
-        """
-        blocks, self._blocks = self._blocks, None
-        if blocks is None:
-            raise TierdError(
-                f"{len(self)} blocks were released twice, the first of them {self.ids[:1]}"
-            )
-        blocks.unpin(self.ids, write=self.write)
-
-
 def _give_up(obstacle: int, block: np.int64) -> TierdError:
     if obstacle == errno.ENOSPC:
         return NoRoom(
@@ -463,7 +456,7 @@ def _reserve(block_bytes: int, tiers: Iterable[Tier], deadline_s: float) -> list
 def _move(blocks: Blocks, fences: Sequence[Fence], mover: int, block_bytes: int) -> None:
     """Is a mover, until the arena ends."""
     capacity = min(BATCH, max(1, _BOUNCE_BYTES // block_bytes))
-    bounce = np.empty((capacity, block_bytes), np.uint8)
+    bounce = _new_bounce(capacity, block_bytes, fences)
     while (batch := blocks.next_batch(mover, bounce)) is not None:
         fence, data = fences[batch.tier], bounce[: len(batch.slots)]
         failed = False
@@ -476,8 +469,15 @@ def _move(blocks: Blocks, fences: Sequence[Fence], mover: int, block_bytes: int)
         if fence.failure is not None:
             blocks.close_tier(batch.tier)
         blocks.settle(batch, bounce, failed=failed)
-        if fence.failure is not None:
-            bounce = np.empty_like(bounce)  # the plugin may still be at the other one
+        if fence.has(data):
+            bounce = _new_bounce(capacity, block_bytes, fences)
+
+
+def _new_bounce(capacity: int, block_bytes: int, fences: Sequence[Fence]) -> Bytes:
+    bounce = place(capacity * block_bytes).reshape(capacity, block_bytes)
+    for fence in fences:
+        fence.adopt(bounce)
+    return bounce
 
 
 def _free(fences: Sequence[Fence]) -> None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tierd.arena.arena import TIMEOUT_S, Arena, Held
+from tierd.arena.arena import TIMEOUT_S, Arena
+from tierd.arena.held import Held
 from tierd.arena.order import Declared, Order, Pace, Strides, is_same, last
 from tierd.errors import TierdError
 from tierd.kernel.arena import NOWHERE, Ids
@@ -47,7 +48,8 @@ class Lookahead:
     """Acquires an arena's blocks for one thread, and has the next ones fetched meanwhile.
 
     Iterating acquires each step of the order in turn, and releases it. With acquire() the program
-    does so itself, in that order, or in any other.
+    does so itself, in that order, or in any other. Where only a device reaches the fastest tier,
+    blocks are held there.
 
     Args:
         arena: whose blocks.
@@ -67,6 +69,7 @@ class Lookahead:
         self._slots = tiers[0].slots
         self._room_below = [(i, tier.slots) for i, tier in enumerate(tiers) if i > 0]
         self._places = arena.shared.places
+        self._on = arena.tiers[0] if arena.tiers[0] in arena.on_devices else None
         self._declared = None if order is None else Declared(order, repeats=repeats)
         self._strides = Strides(arena.blocks)
         self._is_kept = np.zeros(arena.blocks, np.bool_)
@@ -103,7 +106,7 @@ class Lookahead:
             self._pace.used(time.perf_counter() - self._left_s)
         if len(step):
             self._advance(step)
-        held = self._arena.acquire(step, write=write, timeout_s=timeout_s)
+        held = self._arena.acquire(step, write=write, on=self._on, timeout_s=timeout_s)
         if self._order is not None and len(step):
             self._time_moves()
             self._reach(len(step))

@@ -81,6 +81,7 @@ class _Shim(Protocol):
     TIERD_MOVERS: int
     TIERD_BATCH: int
     TIERD_NOWHERE: int
+    TIERD_MEMORY: int
     TIERD_SUMS: int
     TIERD_READ: int
     TIERD_WRITE: int
@@ -204,7 +205,9 @@ class _Shim(Protocol):
         ret_arena: Pointer,
         /,
     ) -> int: ...
-    def tierd_add_tier(self, arena: Pointer, memory: Pointer, slots: int, spare: int, /) -> int: ...
+    def tierd_add_tier(
+        self, arena: Pointer, memory: Pointer, device: int, slots: int, spare: int, /
+    ) -> int: ...
     def tierd_close_arena(self, arena: Pointer, /) -> None: ...
     def tierd_touch_blocks(self, arena: Pointer, ids: Pointer, count: int, /) -> int: ...
     def tierd_pin_blocks(
@@ -213,6 +216,7 @@ class _Shim(Protocol):
         ids: Pointer,
         count: int,
         mode: int,
+        on: int,
         ret_addresses: Pointer,
         ret_why: Pointer,
         /,

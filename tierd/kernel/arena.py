@@ -26,6 +26,8 @@ BLOCK_UNIT = lib.TIERD_BLOCK_UNIT
 MAX_TIERS = lib.TIERD_TIERS
 MAX_MOVERS = lib.TIERD_MOVERS
 NOWHERE = lib.TIERD_NOWHERE
+MEMORY = lib.TIERD_MEMORY
+"""In place of a tier's number: whichever the CPU reaches."""
 
 Ids: TypeAlias = NDArray[np.int64]
 Bytes: TypeAlias = NDArray[np.uint8]
@@ -94,13 +96,20 @@ class Blocks:
         # Freed with the last reference: a call that is under way has one.
         self._arena = ffi.gc(opened[0], lib.tierd_close_arena)
 
-    def add_tier(self, memory: Bytes | None, slots: int, spare: int) -> int:
-        """Adds the next slower tier, with its memory if it has addresses; returns its number."""
+    def add_tier(self, memory: Bytes | None, slots: int, spare: int, device: int = 0) -> int:
+        """Adds the next slower tier; returns its number.
+
+        Args:
+            memory: its slots, if the CPU reaches them.
+            slots: how many.
+            spare: so many of them are left to the movers.
+            device: where they begin for a device, if that alone reaches them.
+        """
         address = ffi.NULL
         if memory is not None:
             address = ffi.from_buffer("uint8_t[]", memory, require_writable=True)
             self._memories.append(address)
-        number = check(lib.tierd_add_tier(self._arena, address, slots, spare), "tier")
+        number = check(lib.tierd_add_tier(self._arena, address, device, slots, spare), "tier")
         self._tiers = number + 1
         return number
 
@@ -113,13 +122,16 @@ class Blocks:
         pointer = ffi.from_buffer("int64_t[]", ids)
         self._checked(lib.tierd_touch_blocks(self._arena, pointer, len(ids)), ids)
 
-    def pin(self, ids: Ids, addresses: NDArray[np.uint64], *, write: bool) -> Done:
+    def pin(
+        self, ids: Ids, addresses: NDArray[np.uint64], *, write: bool, on: int = MEMORY
+    ) -> Done:
         why = ffi.new("int32_t *")
         pinned = lib.tierd_pin_blocks(
             self._arena,
             ffi.from_buffer("int64_t[]", ids),
             len(ids),
             lib.TIERD_WRITE if write else lib.TIERD_READ,
+            on,
             ffi.from_buffer("void *[]", addresses, require_writable=True),
             why,
         )

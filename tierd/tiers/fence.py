@@ -3,20 +3,21 @@
 
 A plugin's calls run one by one in a thread of its own. One that is late is given up: nothing is
 called before it has returned, and nobody looks at what it still does. So its arguments must not be
-used again (see `Fence.store`). A tier that has failed once gets no more blocks; what is on it is
+used again (see `Fence.has`). A tier that has failed once gets no more blocks; what is on it is
 still read, since it is nowhere else.
 """
 
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tierd.errors import TierdError, TierFailed
-from tierd.tiers.plugin import Facts, Health, Space, Tier
+from tierd.tiers.plugin import DeviceMemory, Facts, Health, Space, Tier
 
 T = TypeVar("T")
 
@@ -31,6 +32,7 @@ class _Answer:
 
     def __init__(self) -> None:
         self.ready = threading.Event()
+        self.data: object = None
         self.value: Any = None
         self.error: BaseException | None = None
 
@@ -64,6 +66,7 @@ class Fence:
         """Why it gets no more blocks, if so."""
         self.slots = 0
         self.memory: NDArray[np.uint8] | None = None
+        self.device: DeviceMemory | None = None
         self._tier = tier
         self._space: Space | None = None
         self._deadline_s = deadline_s
@@ -99,18 +102,28 @@ class Fence:
         space = self._call("reserve", self._tier.reserve, block_bytes, wanted)
         slots: object = self._call("reserve", lambda: space.slots)
         memory: object = self._call("reserve", lambda: space.memory)
+        device: object = self._call("reserve", lambda: getattr(space, "device", None))
         self._space = space
         if not isinstance(slots, int) or not 0 < slots <= wanted:
             raise self.fail(f"reserve: {slots} slots of {wanted}")
         if memory is not None and not _is_memory(memory, slots, block_bytes):
             raise self.fail(f"reserve: its memory is not {slots} blocks of {block_bytes} bytes")
-        self.slots, self.memory = slots, memory
+        if not (device is None or (memory is None and _is_device(device))):
+            raise self.fail(f"reserve: {device} is no memory of a device alone")
+        self.slots, self.memory, self.device = slots, memory, device
+
+    def adopt(self, buffer: NDArray[np.uint8]) -> None:
+        """Tells of memory that store() and load() will get parts of. One that fails is fenced."""
+        adopt: Callable[..., object] | None = getattr(self._space, "adopt", None)
+        if adopt is not None and self.failure is None:
+            with suppress(TierFailed):  # `failure` has it, and moves go on elsewhere
+                self._call("adopt", adopt, buffer)
 
     def store(self, slots: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
         """Copies blocks into slots.
 
         Raises:
-            TierFailed: from now on it gets no more. `data` may still be read.
+            TierFailed: from now on it gets no more. `data` may still be read: see has().
         """
         if self.failure is not None:
             raise TierFailed(f"tier {self.name} is fenced: {self.failure}")
@@ -120,7 +133,7 @@ class Fence:
         """Copies slots into blocks.
 
         Raises:
-            TierFailed: `into` may still be written to, and is to be thrown away.
+            TierFailed: `into` may still be written to, and is to be thrown away then: see has().
         """
         assert self._space is not None
         self._all("load", len(slots), self._space.load, slots, into)
@@ -133,6 +146,11 @@ class Fence:
         except TierFailed:
             pass  # `failure` has it, and there is nothing left to be done
         self._jobs.put(None)
+
+    def has(self, data: NDArray[np.uint8]) -> bool:
+        """Whether a call that was late may still use what store() or load() was given."""
+        late = self._late
+        return late is not None and late.data is data and not late.ready.is_set()
 
     def fail(self, why: str) -> TierFailed:
         """Closes the fence; returns the error that says why."""
@@ -163,6 +181,7 @@ class Fence:
             answer = _Answer()
             self._jobs.put((call, arguments, answer))
             if not answer.ready.wait(self._deadline_s):
+                answer.data = arguments[-1] if arguments else None
                 self._late = answer
                 raise self.fail(f"{name}: no answer in {self._deadline_s:g} s")
             self._late = None
@@ -174,6 +193,13 @@ class Fence:
 
 def _kind(thing: object) -> str:
     return type(thing).__name__
+
+
+def _is_device(device: object) -> TypeGuard[DeviceMemory]:
+    if not isinstance(device, DeviceMemory):
+        return False
+    numbers: tuple[object, object] = (device.address, device.number)
+    return all(isinstance(number, int) for number in numbers) and 0 < device.address < 1 << 64
 
 
 def _is_memory(memory: object, slots: int, block_bytes: int) -> TypeGuard[NDArray[np.uint8]]:

@@ -38,6 +38,17 @@ class Facts:
     bandwidth_mbps: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Slots one after the other from an address that a device reaches, and the CPU does not.
+
+    `number` is that of the device, for CUDA.
+    """
+
+    address: int
+    number: int
+
+
 class Space(Protocol):
     """The slots of one arena on a tier, from 0 to `slots` - 1, each as large as a block.
 
@@ -68,6 +79,21 @@ class Space(Protocol):
 
     def free(self) -> None:
         """Gives everything back. Nothing is called after it."""
+        ...
+
+
+class DeviceSpace(Space, Protocol):
+    """A space whose slots a device reaches: blocks can be held there, too. `memory` is None."""
+
+    @property
+    def device(self) -> DeviceMemory: ...
+
+    def adopt(self, buffer: NDArray[np.uint8]) -> None:
+        """Is told of memory before store() and load() get parts of it, to pin it for copies.
+
+        It is kept as long as the space may use it. The CPU's pages are locked by that, or not: what
+        cannot be pinned is copied all the same.
+        """
         ...
 
 
