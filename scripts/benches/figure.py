@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from typing import Self
 
 
+class NotHere(Exception):
+    """What a bench needs is not in this machine: what, and what to do."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """A measured value, with the range of its rounds and the bound it is held to.

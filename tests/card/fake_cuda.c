@@ -78,6 +78,7 @@ struct work {
 	uint64_t device;
 	char *host;
 	uint64_t size;
+	uint64_t to; /* of a copy within the card */
 	int is_in;
 };
 
@@ -362,10 +363,19 @@ static int copy(const struct work *work)
 			return INVALID_VALUE;
 		inside = work->device + done - granule->at;
 		rest = GRANULE - inside < work->size - done ? GRANULE - inside : work->size - done;
-		if (work->is_in)
+		if (work->to) {
+			struct granule *to = granule_at(work->to + done);
+			uint64_t beyond = to ? work->to + done - to->at : 0;
+
+			if (!to || !to->access)
+				return INVALID_VALUE;
+			rest = GRANULE - beyond < rest ? GRANULE - beyond : rest;
+			memmove(to->bytes + beyond, granule->bytes + inside, rest);
+		} else if (work->is_in) {
 			memcpy(granule->bytes + inside, work->host + done, rest);
-		else
+		} else {
 			memcpy(work->host + done, granule->bytes + inside, rest);
+		}
 		done += rest;
 	}
 	control->copies++;
@@ -492,6 +502,14 @@ static int cuMemcpyDtoHAsync(char *to, uint64_t from, size_t size, struct stream
 	return SUCCESS;
 }
 
+static int cuMemcpyDtoDAsync(uint64_t to, uint64_t from, size_t size, struct stream *stream)
+{
+	if (refused())
+		return refused();
+	add_work(stream, (struct work){ .device = from, .to = to, .size = size });
+	return SUCCESS;
+}
+
 static int cuEventCreate(struct event **ret_event, unsigned flags)
 {
 	(void)flags;
@@ -596,6 +614,7 @@ static const struct {
 	CALL(cuMemRelease),
 	CALL(cuMemSetAccess),
 	CALL(cuMemUnmap),
+	CALL(cuMemcpyDtoDAsync),
 	CALL(cuMemcpyDtoHAsync),
 	CALL(cuMemcpyHtoDAsync),
 	CALL(cuStreamCreate),

@@ -113,3 +113,35 @@ def test_the_cpu_does_not_reach_the_card(fakes: Path) -> None:
         [sys.executable, "-c", code], env=environment(fakes), capture_output=True, timeout=60
     )
     assert done.returncode == -11
+
+
+def test_the_bench_runs(fakes: Path) -> None:
+    """On the fake, for function: small, and what it says is of no card."""
+    env = {**environment(fakes), "PYTHONPATH": f"{REPOSITORY}/scripts:{REPOSITORY}"}
+    small = "BATCHES, LAYERS, FAST, LAYER_BYTES, ROUNDS, LAPS = 1, 8, 4, 1 << 20, 2, 1"
+    sizes = "SIZES = (128 << 10, 64 << 10)"
+    code = f"from benches import hbm\nexec({f'{small}; {sizes}'!r}, vars(hbm))\n"
+    code += "print(*(figure.name for figure in hbm.run()), sep='\\n')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    told = done.stdout.splitlines()
+    assert len(told) == 13
+    assert all(name.startswith("Fake CUDA card 0 (no real one): ") for name in told)
+
+
+def test_the_bench_says_what_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "libcuda.so.1").write_bytes(b"")
+    env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": "scripts:."}
+    done = subprocess.run(
+        [sys.executable, "-m", "benches", "hbm"],
+        cwd=REPOSITORY,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 3
+    assert "hbm  not measured: CUDA's driver cannot be loaded" in done.stdout
+    assert "install NVIDIA's driver" in done.stdout

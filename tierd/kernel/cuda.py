@@ -294,6 +294,10 @@ class Stream:
         """Begins a copy from the card to memory."""
         self._context.call("cuMemcpyDtoHAsync", host, address, size_bytes, self._stream)
 
+    def copy_within(self, to: int, address: int, size_bytes: int) -> None:
+        """Begins a copy from the card to itself."""
+        self._context.call("cuMemcpyDtoDAsync", to, address, size_bytes, self._stream)
+
     def record(self) -> None:
         """Marks what was begun up to now, for is_done()."""
         self._context.call("cuEventRecord", self._event, self._stream)
