@@ -199,8 +199,9 @@ def _free_bytes(card: Card) -> int:
     context = Context(card.number)
     try:
         granule = context.granule_bytes()
-        told = nvml.free_bytes(card.pci)
-        free = context.free_bytes() if told is None else told
+        told, free = nvml.free_bytes(card.pci), context.free_bytes()
+        if told is not None:  # of all of the card, where CUDA may have an instance of it (MIG)
+            free = min(free, told)
         return free // granule * granule
     except CudaError as error:
         raise TierdError(f"card {card.number} ({card.name}): {error}", hint=error.hint) from error

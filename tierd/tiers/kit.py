@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.tiers.fence import NAME_BYTES, Fence
-from tierd.tiers.plugin import Facts, Health, Space, Tier
+from tierd.tiers.plugin import DeviceMemory, Facts, Health, Space, Tier
 
 MOST_SLOTS = 1024
 """So many are tried of a tier that has more: its first, its last, and some in between."""
@@ -105,6 +105,20 @@ class TierContract:
                 space.memory[2] = 7
                 data[2] = 7
                 self.expect(space, slots, data)
+
+    def test_a_device_has_addresses_that_stay(self) -> None:
+        """Of a tier that a device reaches; the others have nothing to show here."""
+        with self.space() as space:
+            before: object = getattr(space, "device", None)
+            if before is not None:
+                assert isinstance(before, DeviceMemory), "device is not of tierd.tiers.DeviceMemory"
+                assert space.memory is None, "what the CPU reaches is no device's alone"
+                assert before.address % 64 == 0, "its slots are not aligned"
+                buffer = blocks(2, self.block_bytes)
+                getattr(space, "adopt", len)(buffer)
+                space.store(np.arange(2), buffer)
+                self.expect(space, np.arange(2), buffer)
+                assert getattr(space, "device", None) == before, "its addresses have changed"
 
     def test_what_is_freed_can_be_had_again(self) -> None:
         tier = self.make()

@@ -91,8 +91,8 @@ class DeviceSpace(Space, Protocol):
     def adopt(self, buffer: NDArray[np.uint8]) -> None:
         """Is told of memory before store() and load() get parts of it, to pin it for copies.
 
-        It is kept as long as the space may use it. The CPU's pages are locked by that, or not: what
-        cannot be pinned is copied all the same.
+        It is to be kept until free(), or at least not to be used after it is gone. What cannot be
+        pinned is copied all the same.
         """
         ...
 
