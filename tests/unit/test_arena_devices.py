@@ -5,6 +5,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -336,3 +337,52 @@ def test_nothing_is_torn_on_a_card() -> None:
         assert total == 2 * done["device"] + done["program"], "a write is missing"
         assert shared.fenced == {}
     assert min(done.values()) > 10
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_calls_in_any_order(seed: int) -> None:
+    """Against a dictionary, on four tiers, of which the card fails half-way with odd seeds."""
+    random = np.random.default_rng(seed)
+    card = Card(3, BLOCK)
+    expected: dict[int, int] = {}
+    tiers: list[Tier] = [card, dram(5 * BLOCK), cxl(5 * BLOCK), Drawer(8, BLOCK)]
+    with Arena(BLOCK, tiers, blocks=14, checksums=bool(seed % 3)) as arena:
+        for step in range(400):
+            if step == 200:
+                card.short = seed % 2
+            some = random.permutation(14)[: random.integers(1, 4)]
+            known = np.array([id_ for id_ in some if id_ in expected], np.int64)
+            value = step % 251
+            with suppress(NoRoom, TierFailed, Busy):  # at the latest after 50 ms
+                match int(random.integers(7)):
+                    case 0:
+                        for id_ in some:
+                            arena.write([id_], np.full(BLOCK, value, np.uint8), timeout_s=0.05)
+                            expected[int(id_)] = value
+                    case 1:
+                        for id_ in known:
+                            arena.discard([id_], timeout_s=0.05)
+                            del expected[int(id_)]
+                    case 2:
+                        arena.prefetch(some, arena.tiers[random.integers(3)])
+                    case 3:
+                        arena.demote(some, arena.tiers[random.integers(1, 4)])
+                    case 4 if len(known):
+                        ids = known[:1]
+                        with arena.acquire(ids, write=True, on="card", timeout_s=0.05) as held:
+                            card.at(held, 0)[:] = value
+                            expected[int(ids[0])] = value
+                    case 5:
+                        with arena.acquire(known, on="card", timeout_s=0.05) as held:
+                            for i, id_ in enumerate(known):
+                                assert (card.at(held, i) == expected[int(id_)]).all()
+                    case _:
+                        found = arena.read(known, timeout_s=0.05)
+                        for block, id_ in zip(found, known, strict=True):
+                            assert (block == expected[int(id_)]).all()
+        card.short = 0
+        arena.wait(range(14))
+        assert set(arena.fenced) == ({"card"} if seed % 2 else set())
+        assert sum(arena.moves().used) == len(expected)
+        for id_, last in expected.items():
+            assert (arena.read([id_]) == last).all()
