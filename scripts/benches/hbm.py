@@ -39,10 +39,7 @@ def run() -> list[Figure]:
     try:
         card = cards()[0]
     except TierdError as error:
-        raise NotHere(
-            f"{error}. It needs a card of NVIDIA's, its driver, and `pip install -e '.[gpu]'`: "
-            f"{error.hint}"
-        ) from error
+        raise NotHere(f"{error}: {error.hint}") from error
     return [*(figure for size in SIZES for figure in copies(card, size)), *sweep(card)]
 
 

@@ -90,7 +90,7 @@ def _driver() -> Any:
         (result,) = driver.cuInit(0)
     except Exception as error:  # the bindings have several classes for a library that isn't there
         raise TierdError(
-            f"CUDA's driver cannot be loaded: {str(error).splitlines()[0]}",
+            f"CUDA's driver cannot be loaded: {str(error).splitlines()[0].rstrip('.')}",
             hint="install NVIDIA's driver for the card: `nvidia-smi` works then",
         ) from error
     if result.name == "CUDA_ERROR_NO_DEVICE":
