@@ -96,6 +96,26 @@ class Held:
                 return view
         raise AssertionError("an address outside of all memory")
 
+    def by_memory(self) -> Iterator[tuple[Bytes, Ids, Ids]]:
+        """Tells where the blocks are in bulk, for who gathers from many of them.
+
+        Yields:
+            Of each tier's memory that has some: the memory, (slots, block bytes), the numbers of
+            the blocks in `ids`, and the slot of each. Not to be used after release().
+        """
+        if self._blocks is None:
+            raise TierdError(f"block {self.ids[:1]} is not held any more")
+        for memory in self._memories:
+            begin = memory.ctypes.data
+            found = np.flatnonzero(
+                (self.addresses >= begin) & (self.addresses < begin + memory.nbytes)
+            )
+            if len(found):
+                slots = (self.addresses[found] - np.uint64(begin)).astype(np.int64)
+                shown = memory[:]
+                shown.flags.writeable = self.write
+                yield shown, found, slots // memory.shape[1]
+
     def on_device(self, number: int) -> DeviceBlock:
         """Returns the block at a place of `ids`.
 
