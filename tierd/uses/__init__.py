@@ -3,5 +3,14 @@
 
 from tierd.uses.embedding import EmbeddingTable, Lookups, by_frequency
 from tierd.uses.hot import KeepHot
+from tierd.uses.kv_cache import KvCache, KvShape, KvStats
 
-__all__ = ["EmbeddingTable", "KeepHot", "Lookups", "by_frequency"]
+__all__ = [
+    "EmbeddingTable",
+    "KeepHot",
+    "KvCache",
+    "KvShape",
+    "KvStats",
+    "Lookups",
+    "by_frequency",
+]
