@@ -4,8 +4,7 @@
 A block that is full is known by a hash of its tokens and of all before it, as in vLLM, and is
 shared by the sessions that begin alike; one that is not full is of one session alone, so that
 nothing which is shared is ever written. Blocks of sessions that have ended stay as long as there is
-room: the last ones of a session go first, and of sessions the one that ended first, so that roots go
-last.
+room. A session's last ones go first, and of sessions the one that ended first: so roots go last.
 """
 
 import hashlib
