@@ -37,6 +37,22 @@ def test_links_lead_to_files(path: Path) -> None:
     assert [link for link in links if not (path.parent / link).exists()] == []
 
 
+USES = REPOSITORY / "docs/uses.md"
+EXAMPLES = re.findall(r"## ([^\n]+)\n\n```python\n(.*?)```", USES.read_text(), re.DOTALL)
+
+
+def test_each_use_has_an_example() -> None:
+    assert len(EXAMPLES) == USES.read_text().count("\n## ") == 5
+
+
+@pytest.mark.parametrize(("use", "example"), EXAMPLES, ids=[use for use, _ in EXAMPLES])
+def test_the_examples_of_uses_run(
+    use: str, example: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exec(compile(example, f"docs/uses.md, {use}", "exec"), {})
+    assert capsys.readouterr().out
+
+
 def test_decisions_are_numbered_in_order() -> None:
     names = sorted(path.name for path in (REPOSITORY / "docs/decisions").iterdir())
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))

@@ -105,6 +105,7 @@ class Held:
         """
         if self._blocks is None:
             raise TierdError(f"block {self.ids[:1]} is not held any more")
+        told = 0
         for memory in self._memories:
             begin = memory.ctypes.data
             found = np.flatnonzero(
@@ -114,7 +115,10 @@ class Held:
                 slots = (self.addresses[found] - np.uint64(begin)).astype(np.int64)
                 shown = memory[:]
                 shown.flags.writeable = self.write
+                told += len(found)
                 yield shown, found, slots // memory.shape[1]
+        if told < len(self):
+            raise AssertionError("an address outside of all memory")
 
     def on_device(self, number: int) -> DeviceBlock:
         """Returns the block at a place of `ids`.

@@ -61,7 +61,7 @@ class KeepHot:
     def step(self) -> int:
         """Takes note of what was used since the last one, and asks for what is to be moved.
 
-        It takes some 20 ns a block; once in as many accesses as there are blocks is often enough.
+        Once in as many accesses as there are blocks is often enough.
 
         Returns:
             How many blocks are to come up.
