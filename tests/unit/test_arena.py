@@ -146,6 +146,21 @@ def test_views_are_the_blocks_themselves(arena: Arena) -> None:
     assert (arena.read([4]).view(np.float32) == 1.5).all()
 
 
+def test_many_blocks_are_gathered_by_memory(arena: Arena) -> None:
+    data = some_blocks(arena.blocks)
+    arena.write(np.arange(arena.blocks), data)
+    ids = np.array([20, 3, 9, 3])
+    gathered = np.zeros((4, BLOCK), np.uint8)
+    with arena.acquire(ids) as held:
+        for tier, (memory, found, slots) in enumerate(held.by_memory()):
+            assert (arena.places(ids[found]) == tier).all()
+            assert not memory.flags.writeable
+            gathered[found] = memory[slots]
+    assert (gathered == data[ids]).all()
+    with pytest.raises(TierdError, match="not held any more"):
+        next(held.by_memory())
+
+
 def test_what_is_released_twice(arena: Arena) -> None:
     arena.write([4], some_blocks(1))
     first, second = arena.acquire([4]), arena.acquire([4])
