@@ -52,19 +52,22 @@ class Endpoint:
 
 
 @contextmanager
-def unix_listener(path: Path, mode: int, group: str | None = None) -> Iterator[socket.socket]:
+def unix_listener(
+    path: Path, mode: int, group: str | None = None, *, kind: int = socket.SOCK_STREAM
+) -> Iterator[socket.socket]:
     """Listens on a Unix socket inside the block; one that a crash has left there is replaced.
 
     Args:
         path: of the socket.
         mode: its permissions.
         group: who owns it besides root; root alone may use it where there is no such group.
+        kind: of socket.
 
     Raises:
         Conflict: another daemon listens there.
     """
-    _remove_stale(path)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener:
+    _remove_stale(path, kind)
+    with socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC) as listener:
         before = os.umask(0o177)
         try:
             listener.bind(str(path))
@@ -78,8 +81,8 @@ def unix_listener(path: Path, mode: int, group: str | None = None) -> Iterator[s
             path.unlink(missing_ok=True)
 
 
-def _remove_stale(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+def _remove_stale(path: Path, kind: int) -> None:
+    with socket.socket(socket.AF_UNIX, kind) as probe:
         try:
             probe.connect(str(path))
         except FileNotFoundError:

@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tierd.arena.held import Held, Place
 from tierd.arena.shared import MOST_BLOCKS, Shared, SharedTier
+from tierd.arena.steered import Steered, Steering
 from tierd.errors import Busy, Damaged, NoRoom, NotFound, TierdError, TierFailed
 from tierd.kernel.arena import (
     BATCH,
@@ -64,6 +66,8 @@ class Arena:
         checksums: sum each block that is written, and check it when it is read, held or moved. On
             tiers without addresses blocks are always checked.
         deadline_s: a tier that takes longer for a call is fenced.
+        daemon: the socket of a tierd that steers it; see connect().
+        name: by which the daemon's operator knows it.
 
     Raises:
         TierFailed: a tier does not give what it said it has.
@@ -79,7 +83,10 @@ class Arena:
         movers: int = MOVERS,
         checksums: bool = False,
         deadline_s: float = DEADLINE_S,
+        daemon: str | os.PathLike[str] | None = None,
+        name: str = "arena",
     ) -> None:
+        self.name = name
         if block_bytes <= 0 or block_bytes % BLOCK_UNIT:
             raise TierdError(f"block_bytes {block_bytes} is no multiple of {BLOCK_UNIT}")
         if movers < 1:
@@ -104,9 +111,13 @@ class Arena:
         for thread in self._threads:
             thread.start()
         # Also when the program ends: threads that copy must not outlive what they copy.
+        self._steering: Steering | None = None
+        self._stops: list[Callable[[], None]] = [self._blocks.stop]
         self._end = weakref.finalize(
-            self, _end, os.getpid(), self._blocks, self._threads, self._fences
+            self, _end, os.getpid(), self._stops, self._threads, self._fences
         )
+        if daemon is not None:
+            self.connect(daemon)
 
     def _set_up(self, blocks: int | None, movers: int, checksums: bool) -> None:
         spares = [min(movers, fence.slots - 1) if i else 0 for i, fence in enumerate(self._fences)]
@@ -157,6 +168,32 @@ class Arena:
     def fenced(self) -> dict[str, str]:
         """The tiers that have failed, and how. They get no more blocks."""
         return {fence.name: fence.failure for fence in self._fences if fence.failure is not None}
+
+    def connect(self, daemon: str | os.PathLike[str]) -> None:
+        """Lets a tierd see its counts and places, and tell where blocks are best, from now on.
+
+        It is looked for in a thread of the arena's, again and again: it may come later, or go.
+
+        Args:
+            daemon: its socket, such as /run/tierd/arena.sock.
+
+        Raises:
+            TierdError: the arena is closed, or connected already.
+        """
+        if self._closed or self._steering is not None:
+            why = "closed" if self._closed else "connected to a daemon already"
+            raise TierdError(f"the arena is {why}")
+        steering = Steering(self._blocks, self.shared, Path(daemon), self.name)
+        thread = threading.Thread(target=steering.run, daemon=True, name="steering")
+        self._steering = steering
+        thread.start()
+        self._stops.append(steering.stop)
+        self._threads.append(thread)
+
+    @property
+    def steered(self) -> Steered | None:
+        """What a daemon does for it; None without connect()."""
+        return None if self._steering is None else self._steering.steered
 
     def moves(self) -> Moves:
         """Tells what the movers have done."""
@@ -486,11 +523,15 @@ def _free(fences: Sequence[Fence]) -> None:
 
 
 def _end(
-    owner: int, blocks: Blocks, threads: Sequence[threading.Thread], fences: Sequence[Fence]
+    owner: int,
+    stops: Sequence[Callable[[], None]],
+    threads: Sequence[threading.Thread],
+    fences: Sequence[Fence],
 ) -> None:
     if os.getpid() != owner:
         return  # a fork has none of the threads, and a lock that one of them may hold
-    blocks.stop()
+    for stop in stops:
+        stop()
     for thread in threads:
         thread.join()
     _free(fences)

@@ -11,7 +11,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,19 +104,57 @@ class Shared:
         Raises:
             Damaged: it is none, or not as docs/arena.md has it.
         """
-        try:
-            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-        except OSError as error:
-            raise Damaged(f"not an arena's memory: {error.strerror}") from error
-        size_bytes = os.fstat(fd).st_size
-        if seals & _SEALS != _SEALS:
-            raise Damaged("an arena's memory is not sealed: its size could change")
-        if size_bytes < HEADER.itemsize:
-            raise Damaged(f"an arena's memory has {size_bytes} bytes, less than its header")
+        size_bytes = _sealed_bytes(fd)
         memory = mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ)
         header = np.frombuffer(memory, HEADER, 1)[0].copy()
         _check(header, size_bytes)
         return cls(fd, memory, header)
+
+
+class Copies:
+    """Copies of what another process says is an arena's, taken by pread(2), now and then.
+
+    Nothing of it is mapped: reading its holes takes no memory of ours, and a page of it that is bad
+    is an error and no signal. `fd` stays the caller's.
+
+    Raises:
+        Damaged: it is none, or not as docs/arena.md has it.
+    """
+
+    def __init__(self, fd: int) -> None:
+        size_bytes = _sealed_bytes(fd)
+        header = np.zeros(1, HEADER)
+        _read(fd, header, 0)
+        _check(header[0], size_bytes)
+        self.block_bytes, self.tiers = int(header[0]["block_bytes"]), _tiers(header[0])
+        self._counts_at, self._places_at = (int(header[0][k]) for k in ("counts_at", "places_at"))
+        self.blocks = int(header[0]["blocks"])
+
+    def counts(self, fd: int, into: NDArray[np.uint32]) -> None:
+        """Copies the counts.
+
+        Raises:
+            Damaged: they cannot be read.
+        """
+        _read(fd, into, self._counts_at)
+
+    def places(self, fd: int, into: NDArray[np.uint8]) -> None:
+        """Copies the places; one that cannot be is NOWHERE. Raises as counts()."""
+        _read(fd, into, self._places_at)
+        into[into >= len(self.tiers)] = NOWHERE
+
+
+def _read(fd: int, into: NDArray[Any], at: int) -> None:
+    buffer = into.view(np.uint8).data
+    done = 0
+    while done < len(buffer):
+        try:
+            got = os.preadv(fd, [buffer[done:]], at + done)
+        except OSError as error:
+            raise Damaged(f"an arena's memory cannot be read: {error.strerror}") from error
+        if not got:
+            raise Damaged("an arena's memory ends too early")
+        done += got
 
 
 def accesses(before: NDArray[np.uint32], now: NDArray[np.uint32]) -> NDArray[np.uint32]:
@@ -129,6 +167,24 @@ def places_in_range(shared: Shared) -> NDArray[np.uint8]:
     places = shared.places.copy()
     places[places >= len(shared.tiers)] = NOWHERE
     return places
+
+
+def _sealed_bytes(fd: int) -> int:
+    """Returns the size of a memfd that cannot change.
+
+    Raises:
+        Damaged: it is none, or could, or is too small.
+    """
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise Damaged(f"not an arena's memory: {error.strerror}") from error
+    if seals & _SEALS != _SEALS:
+        raise Damaged("an arena's memory is not sealed: its size could change")
+    size_bytes = os.fstat(fd).st_size
+    if size_bytes < HEADER.itemsize:
+        raise Damaged(f"an arena's memory has {size_bytes} bytes, less than its header")
+    return size_bytes
 
 
 def _check(header: NDArray[np.void], size_bytes: int) -> None:
