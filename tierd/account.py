@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from tierd.arenas import Steered
 from tierd.daemon import Daemon
 from tierd.decide.heat import ceiling, score
 from tierd.decide.placement import is_hot
-from tierd.model import MAX_TIERS, Rank, Tier, TierRoom
+from tierd.model import Rank, Tier, TierRoom
 from tierd.sample.sampler import Sampler
 from tierd.watched import Watched
 
@@ -31,6 +32,7 @@ def account(daemon: Daemon, rooms: Sequence[TierRoom]) -> dict[str, Any]:
         "round_ms": round(daemon.round_s * 1e3, 2),
         "tiers": [_tier(daemon, *pair) for pair in zip(daemon.topology.tiers, rooms, strict=True)],
         "targets": [target(daemon, watched) for watched in daemon.watched.values()],
+        "arenas": [_arena(daemon, arena) for arena in daemon.arenas.all()],
         "tenants": _tenants(daemon),
         "moved": [
             {"from": source, "to": destination, "pages": count}
@@ -61,14 +63,31 @@ def account(daemon: Daemon, rooms: Sequence[TierRoom]) -> dict[str, Any]:
     }
 
 
+def _arena(daemon: Daemon, arena: Steered) -> dict[str, Any]:
+    tenants = daemon.tenants
+    return {
+        "name": arena.lease.name,
+        "pid": arena.lease.pid,
+        "command": arena.lease.command,
+        "user": arena.lease.user_id,
+        "cgroup": arena.cgroup,
+        "tenant": tenants.all[tenants.index(arena.cgroup)].name,
+        "block_bytes": arena.block_bytes,
+        "blocks": len(arena.places),
+        "resident": arena.resident(),
+        "asked": arena.asked,
+        "moved": arena.moved,
+        "unmoved": arena.unmoved,
+        "dropped": arena.dropped,
+    }
+
+
 def _tenants(daemon: Daemon) -> list[dict[str, Any]]:
     """Tells what each tenant may have and has, where there are any but one."""
     tenants = daemon.tenants.all
     if len(tenants) == 1:
         return []
-    has = np.zeros((len(tenants), MAX_TIERS))
-    for watched in daemon.watched.values():
-        has[daemon.tenants.index(watched.process.cgroup)] += watched.resident_bytes()
+    has = daemon.resident_of_tenants()
     known = len(daemon.shares) == len(tenants)
     all_shares = daemon.shares if known else np.zeros((len(tenants), 0))
     return [

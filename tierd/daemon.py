@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.arenas import Arenas, Steered
 from tierd.config import Config
 from tierd.decide.guard import judge, promotable
 from tierd.decide.heat import ceiling, fold
@@ -29,6 +30,7 @@ from tierd.model import (
     Pin,
     Plan,
     Policy,
+    Rank,
     Report,
     Target,
     Tier,
@@ -85,6 +87,7 @@ class Daemon:
         machine: tells of processes and of memory.
         tell: is told of each round's end, and of the room before its moves; None for nobody.
         record: is given what a round has seen, before it decides; None likewise.
+        arenas: of programs that have connected them.
     """
 
     def __init__(
@@ -97,9 +100,11 @@ class Daemon:
         machine: Machine,
         tell: Callable[["Daemon", Sequence[TierRoom]], None] | None,
         record: Callable[[Round], None] | None = None,
+        arenas: Arenas | None = None,
     ) -> None:
         self.config, self.topology, self.sampler, self.mover = config, topology, sampler, mover
         self.machine, self.tell, self.record = machine, tell, record
+        self.arenas = Arenas() if arenas is None else arenas
         self.watched: dict[Pid, Watched] = {}
         self.names = topology.names()
         self.tenants = Tenants(config.tenants, topology.tiers)
@@ -182,19 +187,69 @@ class Daemon:
         rooms = self._rooms()
         if self.record is not None:
             self.record(self._as_seen(begin_s, seen, rooms))
-        if self.plans:
-            self._place(fresh, rooms, begin_s)
+        self.arenas.look(self.topology.tiers, begin_s, self.config.policy.placement)
+        planned_bytes = self._place(fresh, rooms, begin_s) if self.plans else 0
+        self._steer(begin_s, self.budget_bytes - planned_bytes)
         self.rounds += 1
         self.round_s = self.machine.monotonic() - begin_s
         self.rounds_s += self.round_s
         if self.tell is not None:
             self.tell(self, rooms)
 
-    def _place(self, fresh: list[Watched], rooms: list[TierRoom], begin_s: float) -> None:
+    def _place(self, fresh: list[Watched], rooms: list[TierRoom], begin_s: float) -> int:
+        """Places the targets' pages; returns how many bytes were to be moved for that."""
         targets = self._targets(fresh, begin_s)
         made = self._decide(targets, rooms, begin_s)
         self._move(made, begin_s)
         self._zoom(targets, begin_s)
+        return int(made.moves["bytes"].sum())
+
+    def _steer(self, now_s: float, budget_bytes: int) -> None:
+        """Places the arenas' blocks with what the targets' pages have left of the budget."""
+        if not self.arenas.all():
+            return
+        has = self.resident_of_tenants()
+
+        def most(arena: Steered) -> Mapping[Rank, float]:
+            return self._most_of_tiers(self.tenants.index(arena.cgroup), has)
+
+        self.arenas.place(
+            self.topology.tiers,
+            self.policy(),
+            now_s=now_s,
+            budget_bytes=max(budget_bytes, 0),
+            promotable=self._promotable(),
+            most=most,
+            moves=self.config.policy.mode.moves and not self.paused and not self.yields,
+        )
+
+    def _most_of_tiers(self, tenant: int, has: NDArray[np.float64]) -> Mapping[Rank, float]:
+        """Returns how many bytes more a tenant may have of the tiers; below 0 it has too many.
+
+        A share is not taken back from arenas: what makes way in them leaves its memory to nobody.
+        """
+        shares = self.shares[tenant] if len(self.shares) else np.zeros(0)
+        most = {Rank(r): max(share - has[tenant, r], 0.0) for r, share in enumerate(shares)}
+        for rank, size in self.tenants.all[tenant].maximum_bytes.items():
+            left = size - has[tenant, rank]
+            most[rank] = left if left < 0 else min(left, most.get(rank, left))
+        return most
+
+    def resident_of_tenants(self) -> NDArray[np.float64]:
+        """Returns what each tenant has on each tier, of targets and in arenas."""
+        has = self._in_arenas()
+        for watched in self.watched.values():
+            has[self.tenants.index(watched.process.cgroup)] += watched.resident_bytes()
+        return has
+
+    def _in_arenas(self) -> NDArray[np.float64]:
+        """Returns what each tenant has in arenas, but for those in pages of a target."""
+
+        def tenant_of(arena: Steered) -> int | None:
+            is_target = arena.lease.pid in self.watched
+            return None if is_target else self.tenants.index(arena.cgroup)
+
+        return self.arenas.resident(len(self.tenants.all), tenant_of)
 
     def _as_seen(self, now_s: float, seen: Sequence[Accesses], rooms: Sequence[TierRoom]) -> Round:
         return Round(
@@ -489,11 +544,14 @@ class Daemon:
             rooms,
             self.policy(),
             now_s=now_s,
-            budget_bytes=self._plannable_bytes(),
+            budget_bytes=min(
+                self._plannable_bytes(), self.budget_bytes - self.arenas.claim(self.budget_bytes)
+            ),
             promotable=self._promotable(),
             closed=self.closed,
             tenants=self.tenants.all,
             sorted_by_kernel=self.sorted_by_kernel,
+            elsewhere=self._in_arenas(),
         )
         self.shares = made.shares
         self.gaps_ns = made.gaps_ns

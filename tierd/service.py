@@ -19,9 +19,10 @@ from tierd.api.app import App
 from tierd.api.inbox import Inbox
 from tierd.api.operations import OPERATIONS
 from tierd.api.server import Endpoint, serving, tcp_listener, unix_listener
-from tierd.api.sockets import CONTROL, GROUP, MONITOR
+from tierd.api.sockets import ARENAS, CONTROL, GROUP, MONITOR
 from tierd.api.view import View
 from tierd.arbiter import LEAVE_OUT, Arbiter
+from tierd.arenas import Arenas
 from tierd.config import Config, Engine, Mode, Place, Rival, TargetConfig
 from tierd.config.check import was_set as as_set
 from tierd.config.rules import NEEDS_RESTART
@@ -44,6 +45,7 @@ from tierd.kernel.proc_events import ProcEvents
 from tierd.kernel.signals import CALL, RELOAD, Signals, caught_signals
 from tierd.kernel.tunable import Files, KernelFiles
 from tierd.kernel.uevents import Uevents
+from tierd.leases import Limits, leasing
 from tierd.machine import ThisMachine
 from tierd.migrate.limits import LimitsReader
 from tierd.migrate.mover import Mover
@@ -438,6 +440,8 @@ def _set_up(
         service.handover.begin()
     service.follow_rival()
     stack.enter_context(serving(_endpoints(stack, settings, service)))
+    if settings.arena.enabled:
+        daemon.arenas = _arenas(stack, service)
     return service
 
 
@@ -448,6 +452,18 @@ def _may_move(arbiter: Arbiter, settings: Config, *, rests: bool = False) -> boo
         rests=rests,
         budget_mbps=settings.migrate.budget_mbps,
     )
+
+
+def _arenas(stack: ExitStack, service: Service) -> Arenas:
+    """Lets arenas connect for as long as the stack lasts."""
+    path = service.settings.daemon.runtime_dir / ARENAS
+    listener = stack.enter_context(unix_listener(path, 0o660, GROUP, kind=socket.SOCK_SEQPACKET))
+
+    def limits() -> Limits:
+        arena = service.settings.arena
+        return Limits(arenas=arena.max_arenas, blocks=arena.max_blocks)
+
+    return Arenas(stack.enter_context(leasing(listener, limits)).all)
 
 
 def _endpoints(stack: ExitStack, settings: Config, service: Service) -> list[Endpoint]:

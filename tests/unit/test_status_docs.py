@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from tests.unit import trees
 from tests.unit.conftest import CXL_ERRORS
+from tests.unit.test_arenas import FakeLease
 from tierd.account import account
+from tierd.arenas import Arenas
 from tierd.cli.control import main
 from tierd.config import Config, Place, TenantConfig
 from tierd.config.show import as_dict
@@ -122,6 +124,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(residence, "probe", place_on_cxl)
     found = read_process(OWN)
     assert found is not None
+    lease = FakeLease(8, 4)
     with a_buffer() as start:
         daemon = Daemon(
             Config(tenants=(TenantConfig(cgroup="/db", place=Place(file="f", line=1, key="")),)),
@@ -135,6 +138,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
                 tmp_path, {**account(daemon, rooms), **of_the_service()}
             ),
         )
+        daemon.arenas = Arenas(lambda: [lease])
         up = {"action": "migrate_hot", "pages": 5, "regions": 2}
         daemon.schemes = [up | {"tried_bytes": 8, "over_quota": 0}]
         for _ in range(ROUNDS):

@@ -65,6 +65,7 @@ STATUS: dict[str, Any] = {
             "pieces": 14,
         }
     ],
+    "arenas": [],
     "tenants": [],
     "moved": [{"from": "cxl", "to": "dram", "pages": 2048}],
     "refused": {"busy": 3, "no_room": 1},

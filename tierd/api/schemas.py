@@ -101,6 +101,23 @@ STATUS = answer(
         )
     ),
     targets=array(answer(**_TARGET)),
+    arenas=array(
+        answer(
+            name=STRING,
+            pid=COUNT,
+            command=STRING,
+            user=COUNT,
+            cgroup=or_null(STRING),
+            tenant=STRING,
+            block_bytes=COUNT,
+            blocks=COUNT,
+            resident=_BY_TIER,
+            asked=COUNT,
+            moved=COUNT,
+            unmoved=COUNT,
+            dropped=COUNT,
+        )
+    ),
     tenants=array(
         answer(
             **{"class": {"enum": [*map(str, TenantClass)]}},

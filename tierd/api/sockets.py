@@ -7,4 +7,7 @@ CONTROL = "tierd.sock"
 MONITOR = "monitor.sock"
 """What neither changes anything nor tells of one process's memory; for all."""
 
+ARENAS = "arena.sock"
+"""Arenas of programs; for root and GROUP."""
+
 GROUP = "tierd"

@@ -41,6 +41,7 @@ HEADER = np.dtype(
 """At its start. `counts_at` and `places_at` are bytes from there, each the start of a page."""
 
 MOST_BLOCKS = 1 << 30
+MOST_BYTES = 1 << 60
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 """So that nobody who has it mapped meets its end (SIGBUS)."""
@@ -197,6 +198,8 @@ def _check(header: NDArray[np.void], size_bytes: int) -> None:
         )
     blocks = int(header["blocks"])
     if not 0 < blocks <= MOST_BLOCKS or not 0 < int(header["block_bytes"]) <= 1 << 40:
+        raise Damaged("an arena of impossible size")
+    if blocks * int(header["block_bytes"]) > MOST_BYTES:
         raise Damaged("an arena of impossible size")
     if not 0 < int(header["tiers"]) <= MAX_TIERS:
         raise Damaged(f"an arena with {header['tiers']} tiers")

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A daemon's status as a person reads it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tierd.cli.text import amount, ids, table
 from tierd.model import PAGE_BYTES
 
 _TIERS = ("TIER", "KIND", "NODES", "CAPACITY", "ROOM", "HEADROOM", "BACKED BY")
+_ARENAS = ("ARENA", "PID", "COMMAND", "HAS", "ASKED", "MOVED", "UNMOVED", "DROPPED")
 _TENANTS = ("TENANT", "CLASS", "WEIGHT", "TIER", "HAS", "SHARE", "GUARANTEED", "MAXIMUM")
 _FLOWS = ("MOVED", "PAGES", "BYTES")
 _SCHEMES = ("DAMON'S SCHEME", "PAGES MOVED", "BYTES MOVED", "LOOKED THROUGH")
@@ -18,6 +19,8 @@ _REASONS = ("NOT MOVED", "HOW MUCH")
 def as_text(status: Mapping[str, Any]) -> str:
     """Gives tables of the tiers, the targets, what was moved, and what was not and why."""
     tables = [_headline(status), _tiers(status), _targets(status)]
+    if status["arenas"]:
+        tables.append(arenas(status["arenas"]))
     if status["tenants"]:
         tables.append(tenants(status))
     if status["schemes"]:
@@ -72,6 +75,21 @@ def _targets(status: Mapping[str, Any]) -> str:
         for target in status["targets"]
     ]
     return table(heads, rows) if rows else "no targets: none of the configured processes is there"
+
+
+def arenas(found: Sequence[Mapping[str, Any]]) -> str:
+    """Gives a row for each arena and its tiers: what it has there, and what became of commands."""
+    rows = [
+        (
+            arena["name"],
+            str(arena["pid"]),
+            arena["command"],
+            ", ".join(f"{tier} {amount(size)}" for tier, size in arena["resident"].items()),
+            *(str(arena[what]) for what in ("asked", "moved", "unmoved", "dropped")),
+        )
+        for arena in found
+    ]
+    return table(_ARENAS, rows)
 
 
 def tenants(status: Mapping[str, Any]) -> str:

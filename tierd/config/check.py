@@ -26,6 +26,7 @@ from tierd.config.show import settings
 from tierd.config.values import (
     NAMED,
     ApiConfig,
+    ArenaConfig,
     Config,
     ConflictsConfig,
     CxlConfig,
@@ -150,6 +151,7 @@ class _Found:
             daemon=DaemonConfig(**tables["daemon"]),
             conflicts=ConflictsConfig(**tables["conflicts"]),
             api=ApiConfig(**tables["api"]),
+            arena=ArenaConfig(**tables["arena"]),
             discover=DiscoverConfig(**tables["discover"]),
             damon=DamonConfig(**tables["damon"]),
             hardware=HardwareConfig(**tables["hardware"]),

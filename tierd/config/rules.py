@@ -196,6 +196,11 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
     },
     "conflicts": {"numa_balancing": _choice(*Rival)},
     "api": {"metrics_listen": Rule(_listen, {"type": "string", "pattern": _LISTEN.pattern})},
+    "arena": {
+        "enabled": _FLAG,
+        "max_arenas": _whole(1, 10_000),
+        "max_blocks": _whole(1, 1 << 30),
+    },
     "discover": {
         "min_mib": _number(0, 1_000_000),
         "min_age_s": _number(0, 3600),
@@ -249,6 +254,7 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
 
 NEEDS_RESTART = frozenset(
     {"conflicts.numa_balancing", "daemon.state_dir", "daemon.runtime_dir", "migrate.engine"}
+    | {"arena.enabled"}
     | {f"damon.{key}" for key in TABLES["damon"] if key != "cpu_percent"}
     | {f"{table}.{key}" for table in ("api", "hardware") for key in TABLES[table]}
 )

@@ -47,6 +47,15 @@ class ApiConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ArenaConfig:
+    """Whether programs may connect arenas, and how many each user's may be, in all."""
+
+    enabled: bool = True
+    max_arenas: int = 64
+    max_blocks: int = 4_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonConfig:
     interval_s: float = 1.0
     state_dir: Path = Path("/var/lib/tierd")
@@ -252,6 +261,7 @@ class Config:
     daemon: DaemonConfig = field(default_factory=DaemonConfig)
     conflicts: ConflictsConfig = field(default_factory=ConflictsConfig)
     api: ApiConfig = field(default_factory=ApiConfig)
+    arena: ArenaConfig = field(default_factory=ArenaConfig)
     discover: DiscoverConfig = field(default_factory=DiscoverConfig)
     damon: DamonConfig = field(default_factory=DamonConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)

@@ -88,6 +88,7 @@ def plan(
     closed: frozenset[Way] = frozenset(),
     tenants: Sequence[Tenant] = (EVERYBODY,),
     sorted_by_kernel: bool = False,
+    elsewhere: Floats | None = None,
 ) -> Plan:
     """Returns the moves worth making now.
 
@@ -101,6 +102,7 @@ def plan(
         closed: the ways up that nothing goes but what is pinned.
         tenants: whose the targets are; of one alone, heat decides everything.
         sorted_by_kernel: whether the kernel promotes single pages, and keeps some room for that.
+        elsewhere: bytes by tenant and tier that count for their shares, and are not these targets'.
     """
     lengths = [len(t.pieces) for t in targets]
     if not sum(lengths) or len(rooms) < 2:
@@ -126,6 +128,7 @@ def plan(
         budget_bytes=float(budget_bytes),
         rising_bytes=budget_bytes * promotable,
         sorted_by_kernel=sorted_by_kernel,
+        elsewhere=np.zeros((len(tenants), MAX_TIERS)) if elsewhere is None else elsewhere,
     )
     if any(np.any(t.fixed) for t in targets):
         step.leave_out(_by_piece([t.fixed for t in targets], lengths))
@@ -190,6 +193,7 @@ class _Steps:
         budget_bytes: float,
         rising_bytes: float,
         sorted_by_kernel: bool,
+        elsewhere: Floats,
     ) -> None:
         length = (pieces["end"] - pieces["start"]).astype(np.float64)
         self.bytes = length[:, None] * pieces["resident"][:, : len(rooms)]
@@ -201,7 +205,7 @@ class _Steps:
         self.ceiling = ceiling
         self.pinned = pinned
         self.rests = rests & ~pinned
-        self.tenant, self.tenants = tenant, tenants
+        self.tenant, self.tenants, self.elsewhere = tenant, tenants, elsewhere
         self.weight = np.array([each.weight for each in tenants])
         self.class_ = np.array([each.class_.rank for each in tenants])
         self.shares: list[Floats] = []
@@ -328,7 +332,7 @@ class _Steps:
         budgets are divided by weight alone, or a class could keep the others' guarantees from being
         made good.
         """
-        has = self._by_tenant(self.tenant, self.bytes[:, rank])
+        has = self._by_tenant(self.tenant, self.bytes[:, rank]) + self.elsewhere[:, rank]
         share = self._shares(rank, rising, has)
         self.shares.append(share)
         gain = self._by_tenant(self.tenant[rising.piece], rising.size)
@@ -379,8 +383,8 @@ class _Steps:
             guaranteed=self._of_tier("guaranteed_bytes", rank),
             maximum=self._of_tier("maximum_bytes", rank, np.inf),
             weight=self.weight,
-            used=used + below,
-            wanted=hot + below,
+            used=used + below + self.elsewhere[:, rank],
+            wanted=hot + below + self.elsewhere[:, rank],
             class_=self.class_,
         )
 
@@ -447,6 +451,7 @@ class _Steps:
         stays, owner = self._stays(rank), self.tenant[sinking.piece]
         unwanted = self._by_tenant(owner, sinking.size * ~stays[sinking.piece])
         wanted = self._by_tenant(self.tenant, self.bytes[:, rank] * stays)
+        wanted += self.elsewhere[:, rank]
         over = np.maximum(has - share, 0.0)
         return np.minimum(over, unwanted + np.maximum(wanted - share, 0.0))
 

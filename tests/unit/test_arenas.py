@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arenas that the daemon's loop steers: real ones over a real socket, and what is hostile."""
+
+import mmap
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests.unit.machine import HOT, SPAN, FakeSampler, Machine, Memory, half_hot
+from tests.unit.test_leases import until
+from tierd.api.server import unix_listener
+from tierd.arena import Arena
+from tierd.arena.shared import Copies, Shared, SharedTier
+from tierd.arenas import Arenas
+from tierd.config import Config, Mode, Place, PolicyConfig, TenantConfig
+from tierd.daemon import Daemon
+from tierd.leases import Leases, Limits, leasing
+from tierd.model import Pid, TierKind
+from tierd.tiers.memory import cxl, dram
+
+BLOCK_BYTES, FAST, SLOW = 64 << 10, 32, 160
+LIMITS = Limits(arenas=8, blocks=1 << 20)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "arena.sock"
+
+
+@pytest.fixture
+def leases(path: Path) -> Iterator[Leases]:
+    with (
+        unix_listener(path, 0o600, kind=socket.SOCK_SEQPACKET) as listener,
+        leasing(listener, lambda: LIMITS) as leases,
+    ):
+        yield leases
+
+
+def a_daemon(machine: Machine, leases: Leases, config: Config | None = None) -> Daemon:
+    daemon = machine.daemon(FakeSampler(half_hot(100), machine), config)
+    daemon.arenas = Arenas(leases.all)
+    return daemon
+
+
+def an_arena(path: Path) -> Arena:
+    tiers = [dram(FAST * BLOCK_BYTES), cxl(SLOW * BLOCK_BYTES)]
+    return Arena(BLOCK_BYTES, tiers, blocks=120, daemon=path, name="kv")
+
+
+def fill(arena: Arena, *, full: bool = False) -> NDArray[np.int64]:
+    """Writes all blocks; returns some that are in the slow tier, and are to be hot.
+
+    The fast one is `full` of others, or empty.
+    """
+    ids = np.arange(arena.blocks)
+    arena.write(ids, np.ones((len(ids), BLOCK_BYTES), np.uint8))
+    if not full:
+        arena.demote(ids)
+        arena.wait(ids)
+    return np.array(ids[arena.places(ids) == 1][::6][: FAST - 12])
+
+
+def has_followed(arena: Arena, commands: int) -> bool:
+    return arena.steered is not None and arena.steered.commands == commands
+
+
+def rounds(machine: Machine, daemon: Daemon, arena: Arena, hot: NDArray[np.int64], n: int) -> None:
+    """Has the program use its hot blocks while the daemon goes round."""
+    for _ in range(n):
+        for _ in range(40):
+            arena.touch(hot)
+        machine.rounds(daemon, 1)
+        asked = machine.told[-1]["arenas"][0]["asked"]
+        until(partial(has_followed, arena, asked))
+        arena.wait(np.arange(arena.blocks))
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_hot_blocks_come_to_the_fast_tier(
+    machine: Machine, leases: Leases, path: Path, *, full: bool
+) -> None:
+    with an_arena(path) as arena:
+        hot = fill(arena, full=full)
+        until(lambda: len(leases.all()) == 1)
+        daemon = a_daemon(machine, leases)
+        assert (arena.places(hot) == 1).all()
+        for _ in range(30):
+            rounds(machine, daemon, arena, hot, 1)
+            if (arena.places(hot) == 0).all():
+                break
+        assert (arena.places(hot) == 0).all()
+        rounds(machine, daemon, arena, hot, 2)
+        [told] = machine.told[-1]["arenas"]
+        assert (told["name"], told["pid"], told["tenant"]) == ("kv", os.getpid(), "others")
+        assert told["moved"] >= len(hot)
+        assert told["asked"] >= told["moved"]
+        assert told["dropped"] == 0
+        before = told["asked"]
+        rounds(machine, daemon, arena, hot, 10)
+        assert machine.told[-1]["arenas"][0]["asked"] - before <= 4
+    until(lambda: not leases.all())
+    machine.rounds(daemon, 1)
+    assert machine.told[-1]["arenas"] == []
+
+
+PROGRAM = """
+import sys
+import numpy as np
+from tierd.arena import Arena
+from tierd.tiers.memory import cxl, dram
+arena = Arena(65536, [dram(32 * 65536), cxl(160 * 65536)], blocks=120, daemon=sys.argv[1])
+ids = np.arange(120)
+arena.write(ids, np.ones((120, 65536), np.uint8))
+hot = np.arange(119, 60, -4)
+arena.demote(ids)
+arena.wait(ids)
+for line in sys.stdin:
+    for _ in range(40):
+        with arena.acquire(hot) as held:
+            sum(int(block[0]) for block in held)
+    print(int((arena.places(hot) == 0).sum()), len(hot), flush=True)
+"""
+
+
+def test_another_program_is_steered(machine: Machine, leases: Leases, path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        until(lambda: len(leases.all()) == 1)
+        daemon = a_daemon(machine, leases)
+        fast, of = 0, -1
+        for _ in range(60):
+            program.stdin.write("go on\n")
+            program.stdin.flush()
+            fast, of = map(int, program.stdout.readline().split())
+            if fast == of:
+                break
+            machine.rounds(daemon, 1)
+        assert fast == of
+        program.stdin.close()
+
+
+@pytest.mark.parametrize("how", ["observe", "pause"])
+def test_where_nothing_is_to_move_nothing_is_asked(
+    machine: Machine, leases: Leases, path: Path, how: str
+) -> None:
+    mode = Mode.OBSERVE if how == "observe" else Mode.PLACE
+    with an_arena(path) as arena:
+        hot = fill(arena)
+        until(lambda: len(leases.all()) == 1)
+        daemon = a_daemon(machine, leases, Config(policy=PolicyConfig(mode=mode)))
+        daemon.paused = how == "pause"
+        rounds(machine, daemon, arena, hot, 6)
+        assert machine.told[-1]["arenas"][0]["asked"] == 0
+        daemon.paused = False
+        daemon.config = Config()
+        rounds(machine, daemon, arena, hot, 3)
+        assert machine.told[-1]["arenas"][0]["asked"] > 0
+
+
+class FakeLease:
+    """A fake that a test writes to as a hostile program does, and keeps what it is sent."""
+
+    name, pid, user_id, command = "evil", Pid(666), 0, "evil"
+
+    def __init__(self, blocks: int, slots: int, cgroup: str | None = None) -> None:
+        told = [
+            SharedTier(name="dram", kind=TierKind.DRAM, slots=slots),
+            SharedTier(name="nvme", kind=TierKind.SWAP, slots=blocks),
+        ]
+        self.shared = Shared.create(BLOCK_BYTES, blocks, told)
+        self.copies = Copies(self.shared.fd)
+        self.is_in = cgroup
+        self.behind, self.takes = False, 1 << 30
+        self.sent: list[NDArray[np.void]] = []
+
+    def cgroup(self) -> str | None:
+        return self.is_in
+
+    def copy(self, counts: NDArray[np.uint32], places: NDArray[np.uint8]) -> bool:
+        self.copies.counts(self.shared.fd, counts)
+        self.copies.places(self.shared.fd, places)
+        return True
+
+    def is_behind(self) -> bool:
+        return self.behind
+
+    def send(self, commands: NDArray[np.void]) -> int:
+        self.sent.append(commands[: self.takes])
+        return min(len(commands), self.takes)
+
+    def end(self) -> None: ...
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    noise=st.lists(st.binary(min_size=8, max_size=64), min_size=2, max_size=6),
+    slots=st.sampled_from([0, 1, 20, 1 << 62, (1 << 64) - 1]),
+)
+def test_garbage_neither_stops_the_daemon_nor_its_commands(noise: list[bytes], slots: int) -> None:
+    machine, lease = Machine(), FakeLease(500, slots)
+    daemon = machine.daemon(FakeSampler(half_hot(20), machine))
+    daemon.arenas = Arenas(lambda: [lease])
+    with mmap.mmap(lease.shared.fd, 0) as hostile:
+        for part in noise:
+            hostile[:] = (part * len(hostile))[: len(hostile)]
+            machine.rounds(daemon, 1)
+            machine.now_s += 7
+    assert machine.told[-1]["arenas"][0]["blocks"] == 500
+    for sent in lease.sent:
+        assert (sent["block"] < 500).all()
+        assert (sent["tier"] < 2).all()
+
+
+def heated(lease: FakeLease, hot: NDArray[np.intp]) -> None:
+    lease.shared.counts[hot] += 400
+
+
+def test_of_a_program_that_is_behind_only_what_rises_is_sent(machine: Machine) -> None:
+    lease = FakeLease(200, 40)
+    lease.shared.places[:40], lease.shared.places[40:] = 0, 1
+    daemon = machine.daemon(FakeSampler(half_hot(20), machine))
+    daemon.arenas = Arenas(lambda: [lease])
+    lease.behind, lease.takes = True, 5
+    for _ in range(3):
+        heated(lease, np.arange(100, 120))
+        machine.rounds(daemon, 1)
+    sent = np.concatenate(lease.sent)
+    assert len(sent)
+    assert set(sent["tier"]) == {0}
+    assert set(sent["block"]) <= {*range(100, 120)}
+    [told] = machine.told[-1]["arenas"]
+    assert told["dropped"] > 0
+    assert told["moved"] == 0
+
+
+def test_what_does_not_come_is_tried_again_ever_later(machine: Machine) -> None:
+    lease = FakeLease(50, 40)
+    lease.shared.places[:] = 1
+    daemon = machine.daemon(FakeSampler(half_hot(20), machine))
+    daemon.arenas = Arenas(lambda: [lease])
+    asked_at = []
+    for second in range(80):
+        heated(lease, np.array([7]))
+        before = len(lease.sent)
+        machine.rounds(daemon, 1)
+        asked_at += [second] * (len(lease.sent) - before)
+    apart = np.diff(asked_at)
+    assert len(apart) >= 2
+    assert (np.diff(apart) > 0).all()
+    assert machine.told[-1]["arenas"][0]["unmoved"] >= 2
+
+
+def tenant(cgroup: str, **more: object) -> TenantConfig:
+    place = Place(file="a test", line=None, key="tenant")
+    return TenantConfig(cgroup=cgroup, place=place, **more)  # type: ignore[arg-type]
+
+
+def test_more_than_a_tenants_maximum_goes_down(machine: Machine) -> None:
+    lease = FakeLease(200, 40, "/db")
+    lease.shared.places[:40], lease.shared.places[40:] = 0, 255
+    most_mib = 10 * BLOCK_BYTES / (1 << 20)
+    config = Config(tenants=(tenant("/db", maximum_mib={"dram": most_mib}),))
+    daemon = machine.daemon(FakeSampler(half_hot(20), machine), config)
+    daemon.arenas = Arenas(lambda: [lease])
+    machine.rounds(daemon, 2)
+    sent = lease.sent[0]
+    assert set(sent["tier"]) == {1}
+    assert len(sent) == 30
+    lease.shared.places[sent["block"]] = 1
+    machine.rounds(daemon, 20)
+    assert len(lease.sent) == 1
+    db, _ = machine.told[-1]["tenants"]
+    assert db["resident"]["dram"] == 10 * BLOCK_BYTES
+
+
+def test_an_arenas_bytes_count_for_its_tenants_share(machine: Machine) -> None:
+    """The process of a tenant that has its maximum in an arena gets nothing more of the tier."""
+    machine.start(HOT, Memory(SPAN))
+    config = Config(tenants=(tenant("/db", maximum_mib={"dram": 16}),))
+    lease = FakeLease(256, 256, "/db")
+    lease.shared.places[:] = 0
+    daemon = machine.daemon(FakeSampler(half_hot(40), machine), config)
+    in_db = [p.__class__(**{n: getattr(p, n) for n in p.__slots__} | {"cgroup": "/db"})
+             for p in machine.processes]  # fmt: skip
+    machine.processes = in_db
+    daemon.arenas = Arenas(lambda: [lease])
+    machine.rounds(daemon, 10)
+    assert sum(machine.mover.moved) == 0
+    lease.shared.places[:] = 255
+    machine.rounds(daemon, 5)
+    assert sum(machine.mover.moved) > 0
