@@ -160,8 +160,10 @@ def test_the_document_has_the_layout() -> None:
 
 def test_the_documents_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     text = (Path(__file__).parents[2] / "docs/arena.md").read_text()
-    first, second = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    first, second, third = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(compile(first, "docs/arena.md", "exec"), {})
     assert capsys.readouterr().out.startswith(f"{10 * (64 << 10)} [1 1 1")
     exec(compile(second, "docs/arena.md", "exec"), {})
     assert re.match(r"Foresight\(ready=\d+, late=\d+, strayed=0, ", capsys.readouterr().out)
+    exec(compile(third, "docs/arena.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("Steered(by_daemon=False, why_not=")
