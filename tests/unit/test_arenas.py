@@ -3,6 +3,7 @@
 
 import mmap
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.unit.conftest import CXL_ERRORS
 from tests.unit.machine import HOT, SPAN, FakeSampler, Machine, Memory, half_hot
 from tests.unit.test_leases import until
 from tierd.api.server import unix_listener
@@ -26,6 +28,7 @@ from tierd.config import Config, Mode, Place, PolicyConfig, TenantConfig
 from tierd.daemon import Daemon
 from tierd.leases import Leases, Limits, leasing
 from tierd.model import Pid, TierKind
+from tierd.observe import metrics
 from tierd.tiers.memory import cxl, dram
 
 BLOCK_BYTES, FAST, SLOW = 64 << 10, 32, 160
@@ -305,3 +308,17 @@ def test_an_arenas_bytes_count_for_its_tenants_share(machine: Machine) -> None:
     lease.shared.places[:] = 255
     machine.rounds(daemon, 5)
     assert sum(machine.mover.moved) > 0
+
+
+def test_metrics_tell_of_arenas_by_tenant(machine: Machine) -> None:
+    leases = [FakeLease(50, 40), FakeLease(50, 40)]
+    for lease in leases:
+        lease.shared.places[:10], lease.shared.places[10:] = 0, 255
+    daemon = machine.daemon(FakeSampler(half_hot(20), machine))
+    daemon.arenas = Arenas(lambda: leases)
+    machine.rounds(daemon, 1)
+    scraped = metrics.as_text({**machine.told[-1], "cxl": CXL_ERRORS, "pid": 1}, {})
+    assert "tierd_arenas 2.0" in scraped
+    found = re.search(r'tierd_arena_resident_bytes{tenant="others",tier="dram"} (\S+)', scraped)
+    assert found is not None
+    assert float(found[1]) == 20 * BLOCK_BYTES

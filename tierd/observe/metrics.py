@@ -53,6 +53,7 @@ def _metrics(account: Mapping[str, Any], heat: Mapping[str, Heat]) -> Iterator["
     yield from _flows(account["flows"])
     yield from _schemes(account["schemes"])
     yield from _targets(account["targets"])
+    yield from _arenas(account["arenas"])
     yield from _shares(account["tenants"])
     yield from _cxl(account["cxl"])
     yield from _daemon(account)
@@ -134,6 +135,22 @@ def _targets(targets: Sequence[Mapping[str, Any]]) -> Iterator["Metric"]:
             family.add_metric([tenant, tier], size)
         yield family
     yield GaugeMetricFamily("tierd_targets", "Processes that are watched.", len(targets))
+
+
+def _arenas(arenas: Sequence[Mapping[str, Any]]) -> Iterator["Metric"]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    yield GaugeMetricFamily("tierd_arenas", "Arenas that are connected.", len(arenas))
+    told = "What a tenant's arenas have on a tier, by the arenas' own names."
+    family = GaugeMetricFamily("tierd_arena_resident_bytes", told, labels=["tenant", "tier"])
+    total: dict[tuple[str, str], int] = {}
+    for arena in arenas:
+        for tier, size in arena["resident"].items():
+            place = (arena["tenant"], tier)
+            total[place] = total.get(place, 0) + size
+    for (tenant, tier), size in total.items():
+        family.add_metric([tenant, tier], size)
+    yield family
 
 
 def _shares(tenants: Sequence[Mapping[str, Any]]) -> Iterator["Metric"]:
