@@ -532,6 +532,7 @@ int tierd_stream_writes(void *buffer, uint64_t bytes, uint64_t begin_ns, uint64_
 #define TIERD_ABSENT 2
 
 struct tierd_arena;
+struct tierd_uring;
 
 /**
  * tierd_open_arena() - make an arena of blocks, none of which is anywhere yet
@@ -744,6 +745,43 @@ void tierd_tell_moves(struct tierd_arena *arena, struct tierd_moves *ret_moves);
  * tierd_stop_moves() - have every tierd_run_moves() return
  */
 void tierd_stop_moves(struct tierd_arena *arena);
+
+/**
+ * tierd_open_uring() - make an io_uring for batches of reads and writes
+ * @entries: of a batch, at most
+ * @ret_uring: to be closed with tierd_close_uring()
+ *
+ * Return: 0, or a negative errno: -ENOSYS, -EPERM or -EOPNOTSUPP where there is none for us.
+ */
+int tierd_open_uring(uint32_t entries, struct tierd_uring **ret_uring);
+
+/**
+ * tierd_run_uring() - read or write parts of a file together, and wait for all of them
+ * @fd: the file
+ * @is_write: not 0 to write
+ * @size: bytes of each part
+ * @offsets: where each is in the file
+ * @count: how many, at most as many as there are entries
+ * @data: where they are in memory, one after the other
+ * @ret_results: of each, the bytes that were read or written, or a negative errno
+ *
+ * Nothing is under way when it returns.
+ *
+ * Return: 0, or a negative errno where not all could be begun; these are -ECANCELED then.
+ */
+int tierd_run_uring(struct tierd_uring *uring, int fd, uint32_t is_write, uint32_t size,
+		    const int64_t *offsets, size_t count, void *data, int32_t *ret_results);
+
+void tierd_close_uring(struct tierd_uring *uring);
+
+/**
+ * tierd_tell_direct() - how a file has to be read and written directly (O_DIRECT)
+ * @ret_memory: what addresses in memory are multiples of; 0 where it can't be
+ * @ret_offset: what offsets and sizes are multiples of; 0 where it can't be
+ *
+ * Return: 0, -ENODATA where the kernel does not tell, or another negative errno.
+ */
+int tierd_tell_direct(int fd, uint32_t *ret_memory, uint32_t *ret_offset);
 
 /* cffi: end */
 #endif

@@ -248,6 +248,21 @@ class _Shim(Protocol):
     def tierd_close_tier(self, arena: Pointer, tier: int, /) -> None: ...
     def tierd_tell_moves(self, arena: Pointer, ret_moves: Moves, /) -> None: ...
     def tierd_stop_moves(self, arena: Pointer, /) -> None: ...
+    def tierd_open_uring(self, entries: int, ret_uring: Pointer, /) -> int: ...
+    def tierd_run_uring(
+        self,
+        uring: Pointer,
+        fd: int,
+        is_write: int,
+        size: int,
+        offsets: Pointer,
+        count: int,
+        data: Pointer,
+        ret_results: Pointer,
+        /,
+    ) -> int: ...
+    def tierd_close_uring(self, uring: Pointer, /) -> None: ...
+    def tierd_tell_direct(self, fd: int, ret_memory: Pointer, ret_offset: Pointer, /) -> int: ...
 
 class _Ffi(Protocol):
     @overload
@@ -273,7 +288,13 @@ class _Ffi(Protocol):
     @overload
     def new(
         self,
-        cdecl: Literal["uint32_t *", "uint64_t *", "int32_t *", "struct tierd_arena **"],
+        cdecl: Literal[
+            "uint32_t *",
+            "uint64_t *",
+            "int32_t *",
+            "struct tierd_arena **",
+            "struct tierd_uring **",
+        ],
         /,
     ) -> Pointer: ...
     def from_buffer(
