@@ -50,7 +50,7 @@ class ApiConfig:
 class ArenaConfig:
     """Whether programs may connect arenas, and how many each user's may be, in all."""
 
-    enabled: bool = True
+    enabled: bool = False
     max_arenas: int = 64
     max_blocks: int = 4_000_000
 
