@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierd.arena import Arena
-from tierd.arena.shared import HEADER, MAGIC, Shared, SharedTier, accesses, places_in_range
+from tierd.arena.shared import HEADER, MAGIC, Copies, Shared, SharedTier, accesses
 from tierd.errors import Damaged
 from tierd.model import TierKind
 from tierd.tiers.memory import cxl, dram
@@ -46,13 +46,14 @@ def header_of(shared: Shared) -> Any:
 
 
 def test_the_daemon_reads_what_the_program_has_written(shared: Shared) -> None:
-    seen = Shared.read(shared.fd)
+    seen = Copies(shared.fd)
     shared.counts[3] += 5
     shared.places[3] = 1
-    assert (seen.block_bytes, list(seen.tiers)) == (4096, TIERS)
-    assert (seen.counts[3], seen.places[3]) == (5, 1)
-    with pytest.raises(ValueError, match="read-only"):
-        seen.counts[0] = 1
+    counts, places = np.empty(12, np.uint32), np.empty(12, np.uint8)
+    seen.counts(shared.fd, counts)
+    seen.places(shared.fd, places)
+    assert (seen.block_bytes, seen.blocks, list(seen.tiers)) == (4096, 12, TIERS)
+    assert (counts[3], places[3]) == (5, 1)
 
 
 def test_nobody_can_change_its_size(shared: Shared) -> None:
@@ -71,7 +72,9 @@ def test_counts_that_go_round(shared: Shared) -> None:
 
 def test_places_that_cannot_be(shared: Shared) -> None:
     shared.places[:4] = 0, 1, 2, 254
-    assert places_in_range(shared)[:4].tolist() == [0, 1, 255, 255]
+    places = np.empty(12, np.uint8)
+    Copies(shared.fd).places(shared.fd, places)
+    assert places[:4].tolist() == [0, 1, 255, 255]
 
 
 LIES = {
@@ -90,10 +93,10 @@ LIES = {
 def test_a_header_that_lies(shared: Shared, key: str) -> None:
     header = header_of(shared)
     size_bytes = int(header["bytes"])
-    Shared.read(forge(header.tobytes(), size_bytes))
+    Copies(forge(header.tobytes(), size_bytes))
     header[key] = LIES[key]
     with pytest.raises(Damaged):
-        Shared.read(forge(header.tobytes(), size_bytes))
+        Copies(forge(header.tobytes(), size_bytes))
 
 
 @pytest.mark.parametrize("tier", [("dram", "gold"), (b"\xff\xfe", "dram")])
@@ -101,7 +104,7 @@ def test_a_tier_that_cannot_be(shared: Shared, tier: tuple[object, object]) -> N
     header = header_of(shared)
     header["tier"][0]["name"], header["tier"][0]["kind"] = tier
     with pytest.raises(Damaged, match="an arena's tiers"):
-        Shared.read(forge(header.tobytes(), int(header["bytes"])))
+        Copies(forge(header.tobytes(), int(header["bytes"])))
 
 
 def test_one_that_is_not_sealed_or_too_short(shared: Shared, tmp_path: Path) -> None:
@@ -109,19 +112,19 @@ def test_one_that_is_not_sealed_or_too_short(shared: Shared, tmp_path: Path) -> 
     size_bytes = int(header["bytes"])
     for seals in (0, fcntl.F_SEAL_GROW):
         with pytest.raises(Damaged, match="not sealed"):
-            Shared.read(forge(header.tobytes(), size_bytes, seals))
+            Copies(forge(header.tobytes(), size_bytes, seals))
     for size in (0, 100, size_bytes - 4096, size_bytes + 1):
         with pytest.raises(Damaged):
-            Shared.read(forge(header.tobytes(), size))
+            Copies(forge(header.tobytes(), size))
     with (tmp_path / "file").open("wb") as file, pytest.raises(Damaged, match="not an arena's"):
-        Shared.read(file.fileno())
+        Copies(file.fileno())
 
 
 @given(st.binary(min_size=HEADER.itemsize - len(MAGIC), max_size=HEADER.itemsize))
 def test_any_bytes_are_an_arena_or_damaged(noise: bytes) -> None:
     fd = forge(MAGIC + noise, 3 * mmap.PAGESIZE)
     try:
-        Shared.read(fd)
+        Copies(fd)
     except Damaged:
         pass
     finally:

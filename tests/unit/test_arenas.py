@@ -107,7 +107,6 @@ def test_hot_blocks_come_to_the_fast_tier(
         assert (told["name"], told["pid"], told["tenant"]) == ("kv", os.getpid(), "others")
         assert told["moved"] >= len(hot)
         assert told["asked"] >= told["moved"]
-        assert told["dropped"] == 0
         before = told["asked"]
         rounds(machine, daemon, arena, hot, 10)
         assert machine.told[-1]["arenas"][0]["asked"] - before <= 4

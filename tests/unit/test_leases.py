@@ -276,10 +276,10 @@ if "fork" in sys.argv:
         time.sleep(0.001)
     if os.fork() == 0:
         assert arena.steered.why_not == "the arena is the parent's", arena.steered
-        print("child", flush=True)
+        os.write(1, b"child\\n")
         sys.stdin.read()
         os._exit(0)
-print("ready", flush=True)
+os.write(1, b"ready\\n")
 sys.stdin.read()
 """
 

@@ -96,21 +96,6 @@ class Shared:
         weakref.finalize(made, os.close, fd)
         return made
 
-    @classmethod
-    def read(cls, fd: int) -> Self:
-        """Maps what another process says is an arena's; nothing can be written to it by this.
-
-        The header is copied before it is checked, so that it cannot change in between.
-
-        Raises:
-            Damaged: it is none, or not as docs/arena.md has it.
-        """
-        size_bytes = _sealed_bytes(fd)
-        memory = mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ)
-        header = np.frombuffer(memory, HEADER, 1)[0].copy()
-        _check(header, size_bytes)
-        return cls(fd, memory, header)
-
 
 class Copies:
     """Copies of what another process says is an arena's, taken by pread(2), now and then.
@@ -161,13 +146,6 @@ def _read(fd: int, into: NDArray[Any], at: int) -> None:
 def accesses(before: NDArray[np.uint32], now: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Returns what was counted between two copies of the counts, also where they went round."""
     return now - before
-
-
-def places_in_range(shared: Shared) -> NDArray[np.uint8]:
-    """Returns a copy of the places; one that cannot be is NOWHERE."""
-    places = shared.places.copy()
-    places[places >= len(shared.tiers)] = NOWHERE
-    return places
 
 
 def _sealed_bytes(fd: int) -> int:
