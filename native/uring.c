@@ -52,10 +52,12 @@ static size_t larger(size_t one, size_t other)
 
 static int map_rings(struct tierd_uring *uring, const struct io_uring_params *params)
 {
+	const uint32_t wanted = IORING_FEAT_SINGLE_MMAP | IORING_FEAT_RW_CUR_POS;
 	uint8_t *rings;
 
-	if (!(params->features & IORING_FEAT_SINGLE_MMAP))
-		return -EOPNOTSUPP; /* before Linux 5.4 */
+	/* Before Linux 5.6 there is no IORING_OP_READ; what came with it is told as a feature. */
+	if ((params->features & wanted) != wanted)
+		return -EOPNOTSUPP;
 	uring->rings_bytes = larger(params->sq_off.array + params->sq_entries * sizeof(uint32_t),
 				    params->cq_off.cqes + params->cq_entries * sizeof(*uring->cqes));
 	rings = uring->rings = map(uring->fd, uring->rings_bytes, IORING_OFF_SQ_RING);

@@ -150,6 +150,37 @@ def test_a_file_to_overwrite_is_for_one_arena_and_stays(folder: Path) -> None:
     assert file.exists()
 
 
+def test_a_new_file_is_not_overwritten_while_it_is_used(folder: Path) -> None:
+    file = folder / "blocks"
+    space = nvme(file, MIB, overwrite=True).reserve(BLOCK, 4)
+    with pytest.raises(Conflict, match="is in use"):
+        nvme(file, MIB, overwrite=True).reserve(BLOCK, 4)
+    assert file.exists()
+    space.free()
+    assert not file.exists()
+
+
+def test_the_room_that_a_file_has_is_not_asked_for_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = folder / "blocks"
+    with file.open("wb") as opened:
+        os.posix_fallocate(opened.fileno(), 0, MIB)
+    full = list(os.statvfs(folder))
+    full[4] = 0  # f_bavail
+    monkeypatch.setattr(os, "fstatvfs", lambda fd: os.statvfs_result(full))
+    nvme(file, MIB, overwrite=True).reserve(BLOCK, MIB // BLOCK).free()
+    with pytest.raises(NoRoom, match="0 bytes free"):
+        nvme(file, 2 * MIB, overwrite=True).reserve(BLOCK, 2 * MIB // BLOCK)
+
+
+def test_each_block_of_a_batch_is_where_direct_io_takes_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "direct_alignment", lambda fd: (4096, 512))
+    assert nvme(folder, MIB).facts.granule_bytes == 4096
+
+
 @pytest.mark.parametrize(
     ("path", "told"),
     [("/nowhere/at/all", "No such file"), ("/proc/version", "there already"), ("/proc", "proc")],

@@ -183,7 +183,7 @@ def nvme(
         name=name,
         kind=TierKind.SWAP,
         capacity_bytes=capacity_bytes,
-        granule_bytes=max(granule, 1),
+        granule_bytes=max(granule, memory_align),  # blocks lie beside each other in memory, too
     )
     return DiskTier(
         facts=facts, path=place_, direct=direct, overwrite=overwrite, memory_align=memory_align
@@ -208,15 +208,17 @@ def _open(path: Path, *, direct: bool, overwrite: bool) -> tuple[int, Path | Non
     flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
     if path.is_dir():
         return os.open(path, flags | os.O_TMPFILE, 0o600), None
-    if not (overwrite and path.exists()):
-        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600), path
+    is_new = not (overwrite and path.exists())
     # Of a device the kernel tells whether it is mounted or in use (open(2)). It is not locked, as
     # udev locks it too for a moment, whenever who could write to it has closed it.
-    is_device = path.is_block_device()
+    is_device = not is_new and path.is_block_device()
     fd = -1
     try:
-        fd = os.open(path, flags | (os.O_EXCL if is_device else 0))
-        if not is_device:
+        if is_new:
+            fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+        else:
+            fd = os.open(path, flags | (os.O_EXCL if is_device else 0))
+        if not is_device:  # also a new one: another arena may be told to overwrite it
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if fd >= 0:
@@ -226,7 +228,7 @@ def _open(path: Path, *, direct: bool, overwrite: bool) -> tuple[int, Path | Non
         raise Conflict(
             f"{path} is in use", hint="unmount it, or end the other program that has it"
         ) from error
-    return fd, None
+    return fd, path if is_new else None
 
 
 def _allocate(fd: int, path: Path, size_bytes: int) -> None:
@@ -238,7 +240,8 @@ def _allocate(fd: int, path: Path, size_bytes: int) -> None:
         return
     disk = os.fstatvfs(fd)
     free_bytes = disk.f_bavail * disk.f_frsize
-    if size_bytes > free_bytes:  # which is not filled to find that out
+    has_bytes = 512 * os.fstat(fd).st_blocks  # what is overwritten has its room already
+    if size_bytes - has_bytes > free_bytes:  # which is not filled to find that out
         raise NoRoom(f"{path} has {free_bytes} bytes free, {size_bytes} are asked for", hint=_LESS)
     try:
         os.posix_fallocate(fd, 0, size_bytes)
@@ -251,9 +254,9 @@ def _allocate(fd: int, path: Path, size_bytes: int) -> None:
 
 
 def _close(fd: int, made: Path | None) -> None:
-    os.close(fd)
-    if made is not None:
+    if made is not None:  # before it is unlocked: then it may be another's
         made.unlink(missing_ok=True)
+    os.close(fd)
 
 
 def _device_bytes(path: Path) -> int:
