@@ -7,6 +7,7 @@ to do, the fixture `fake` tells it; tests that use it are left out on a real car
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +28,9 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [item for item in items if not FAKE and "fake" in getattr(item, "fixturenames", ())]
+    """It is asked about all tests, also those of other folders, which have fakes of their own."""
+    ours = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
+    left_out = [item for item in ours if not FAKE and "fake" in getattr(item, "fixturenames", ())]
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)
 
