@@ -19,10 +19,11 @@ tiers = [dram(FAST_BYTES, nodes=[0]), cxl(SLOW_BYTES, nodes=[1])]
 with Arena(BLOCK_BYTES, tiers, blocks=BLOCKS, daemon=sys.argv[1], name="skewed") as arena:
     ids = np.arange(BLOCKS)
     arena.write(ids, np.ones((BLOCKS, BLOCK_BYTES), np.uint8))
-    hot = ids[-HOT:]
+    hot, random = ids[-HOT:], np.random.default_rng(1)
     while True:
         print(HOT, np.count_nonzero(arena.places(hot) == 0), flush=True)
         until_s = time.monotonic() + 1
         while time.monotonic() < until_s:
-            with arena.acquire(hot) as held:
+            # Few at a time: what is held all the time cannot be moved.
+            with arena.acquire(random.choice(hot, 4, replace=False)) as held:
                 assert held[0][0] == 1
