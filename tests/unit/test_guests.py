@@ -294,15 +294,26 @@ def test_no_kvm_without_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not accelerator.kvm_works(lambda: pytest.fail("tried"))
 
 
-def test_panic_is_shown_from_its_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "start",
+    [
+        "[   15.9] Kernel panic - not syncing: sysrq triggered crash",
+        "[   15.9] Oops: int3: 0000 [#1] SMP NOPTI",
+        "[   15.9] BUG: kernel NULL pointer dereference, address: 0000000000000010",
+    ],
+)
+def test_panic_is_shown_from_its_start(tmp_path: Path, start: str) -> None:
+    """The panic that an oops ends in does not hide its cause."""
     console = tmp_path / "console"
-    console.write_text("boot\n" * 100 + "Kernel panic - not syncing: why\n" + "trace\n" * 100)
+    end = "Kernel panic - not syncing: Fatal exception in interrupt\n"
+    console.write_text("boot\n" * 100 + f"{start}\n" + "trace\n" * 30 + end + "trace\n" * 100)
     shown = str(GuestPanic("it panicked", console)).splitlines()
-    assert shown[1] == "Kernel panic - not syncing: why"
-    assert len(shown) == 42
+    assert shown[1] == start
+    assert shown[32] == end.strip()
+    assert len(shown) == 62
 
 
-@pytest.mark.parametrize(("content", "shown"), [("a\n" * 50, "a\n" * 40), ("", "(nothing)\n")])
+@pytest.mark.parametrize(("content", "shown"), [("a\n" * 70, "a\n" * 60), ("", "(nothing)\n")])
 def test_end_of_a_console_is_shown(tmp_path: Path, content: str, shown: str) -> None:
     console = tmp_path / "console"
     console.write_text(content)

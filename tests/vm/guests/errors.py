@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 
@@ -35,6 +36,9 @@ class CommandTimeout(CommandFailed):
 
 
 PANIC = "Kernel panic - not syncing"
+FAILURE = re.compile(rf"{PANIC}|BUG: |kernel BUG at |Oops: ")
+"""How the kernel's report of its own failure begins; where that is an oops, the panic only ends it
+(arch/x86/kernel/dumpstack.c)."""
 
 
 def panicked(console: Path) -> bool:
@@ -42,8 +46,8 @@ def panicked(console: Path) -> bool:
     return PANIC in console.read_text(errors="replace")
 
 
-def excerpt(console: Path, lines: int = 40) -> str:
-    """What a console says of the end: what follows from the panic, else its last lines."""
+def excerpt(console: Path, lines: int = 60) -> str:
+    """What a console says of the end: a failure from its start, else its last lines."""
     text = console.read_text(errors="replace").splitlines()
-    first = next((number for number, line in enumerate(text) if PANIC in line), -lines)
+    first = next((number for number, line in enumerate(text) if FAILURE.search(line)), -lines)
     return "\n".join(text[first:][:lines]) or "(nothing)"
