@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tierd.arenas import Steered
+from tierd.arenas import OUTCOMES, Steered
 from tierd.daemon import Daemon
 from tierd.decide.heat import ceiling, score
 from tierd.decide.placement import is_hot
@@ -33,6 +33,7 @@ def account(daemon: Daemon, rooms: Sequence[TierRoom]) -> dict[str, Any]:
         "tiers": [_tier(daemon, *pair) for pair in zip(daemon.topology.tiers, rooms, strict=True)],
         "targets": [target(daemon, watched) for watched in daemon.watched.values()],
         "arenas": [_arena(daemon, arena) for arena in daemon.arenas.all()],
+        "arena_blocks": {what: daemon.arenas.outcomes()[what] for what in OUTCOMES},
         "tenants": _tenants(daemon),
         "moved": [
             {"from": source, "to": destination, "pages": count}
@@ -75,10 +76,7 @@ def _arena(daemon: Daemon, arena: Steered) -> dict[str, Any]:
         "block_bytes": arena.block_bytes,
         "blocks": len(arena.places),
         "resident": arena.resident(),
-        "asked": arena.asked,
-        "moved": arena.moved,
-        "unmoved": arena.unmoved,
-        "dropped": arena.dropped,
+        **{what: arena.outcomes[what] for what in OUTCOMES},
     }
 
 

@@ -5,6 +5,7 @@ Each is placed by itself, over its own slots: no process's page and no other are
 What all have in common are the round's budget and the tenants' shares; docs/arena.md.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -23,6 +24,10 @@ SPARE_SLOTS = 2
 """Of each tier but the fastest, an arena's movers keep so many."""
 
 MOST_TRIES = 15
+
+OUTCOMES = ("asked", "moved", "unmoved", "dropped")
+"""Of blocks: told to go to another tier; come there; not come there in time; and not told to, since
+the program does not read what it is told."""
 
 FAR_NS: Mapping[TierKind, int] = {TierKind.RDMA: 3_000, TierKind.SWAP: 100_000}
 NEAR_NS: Mapping[TierKind, int] = {TierKind.HBM: 50, TierKind.DRAM: 100, TierKind.CXL: 300}
@@ -47,11 +52,7 @@ class Lease(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Steered:
-    """An arena and what is known of it. Arrays have a row for each block.
-
-    `asked` blocks were told to go elsewhere, `moved` have come there, `unmoved` have not in time;
-    `dropped` commands were not sent, since the program does not read them.
-    """
+    """An arena and what is known of it. Arrays have a row for each block."""
 
     lease: Lease
     cgroup: str | None
@@ -70,10 +71,8 @@ class Steered:
     """Blocks on each of its tiers."""
     due: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """The same once all have come to where they were sent."""
-    asked: int = 0
-    moved: int = 0
-    unmoved: int = 0
-    dropped: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    """How many blocks came to each of OUTCOMES."""
     is_active: bool = False
 
     @property
@@ -107,8 +106,8 @@ class Steered:
         changed = places != self.places
         arrived = changed & (places == self.sent_to)
         late = (self.sent_to != NOWHERE) & ~arrived & (self.held_until_s <= now_s)
-        self.moved += int(np.count_nonzero(arrived))
-        self.unmoved += int(np.count_nonzero(late))
+        self.outcomes["moved"] += int(np.count_nonzero(arrived))
+        self.outcomes["unmoved"] += int(np.count_nonzero(late))
         self.tries[changed] = 0
         self.tries[late] = np.minimum(self.tries[late] + 1, MOST_TRIES)
         self.sent_to[changed | late] = NOWHERE
@@ -146,8 +145,8 @@ class Steered:
         if self.lease.is_behind():
             wanted = wanted[tiers < self.places[ids]]
         sent = wanted[: self.lease.send(wanted)]
-        self.asked += len(sent)
-        self.dropped += len(ids) - len(sent)
+        self.outcomes["asked"] += len(sent)
+        self.outcomes["dropped"] += len(ids) - len(sent)
         self.sent_to[sent["block"]] = sent["tier"]
         self.held_until_s[sent["block"]] = until_s
 
@@ -162,10 +161,15 @@ class Arenas:
     def __init__(self, leases: Callable[[], Sequence[Lease]] = tuple) -> None:
         self._leases = leases
         self._known: dict[int, Steered] = {}
+        self._gone: Counter[str] = Counter()
         self._turn = 0
 
     def all(self) -> list[Steered]:
         return [*self._known.values()]
+
+    def outcomes(self) -> Counter[str]:
+        """Returns how many blocks came to each of OUTCOMES, of arenas that have gone too."""
+        return sum((arena.outcomes for arena in self._known.values()), self._gone.copy())
 
     def look(self, tiers: Sequence[Tier], now_s: float, policy: Policy) -> None:
         """Takes in what their programs have counted since the last round."""
@@ -182,6 +186,9 @@ class Arenas:
                     self._known[number] = arena
             except Damaged:
                 lease.end()
+        for number, arena in known.items():
+            if self._known.get(number) is not arena:
+                self._gone.update(arena.outcomes)
 
     def resident(self, tenants: int, tenant_of: Callable[[Steered], int | None]) -> "Bytes":
         """Returns what each tenant has, or is to have, in arenas on each of the machine's tiers.

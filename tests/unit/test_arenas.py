@@ -321,3 +321,22 @@ def test_metrics_tell_of_arenas_by_tenant(machine: Machine) -> None:
     found = re.search(r'tierd_arena_resident_bytes{tenant="others",tier="dram"} (\S+)', scraped)
     assert found is not None
     assert float(found[1]) == 20 * BLOCK_BYTES
+
+
+def test_what_was_asked_of_arenas_is_told_when_they_have_gone(machine: Machine) -> None:
+    lease = FakeLease(50, 40)
+    lease.shared.places[:] = 1
+    leases = [lease]
+    daemon = machine.daemon(FakeSampler(half_hot(20), machine))
+    daemon.arenas = Arenas(lambda: leases)
+    for _ in range(3):
+        heated(lease, np.array([7]))
+        machine.rounds(daemon, 1)
+    asked = machine.told[-1]["arenas"][0]["asked"]
+    assert asked > 0
+    leases.clear()
+    machine.rounds(daemon, 2)
+    assert machine.told[-1]["arenas"] == []
+    assert machine.told[-1]["arena_blocks"]["asked"] == asked
+    scraped = metrics.as_text({**machine.told[-1], "cxl": CXL_ERRORS, "pid": 1}, {})
+    assert f'tierd_arena_blocks_total{{outcome="asked"}} {float(asked)}' in scraped

@@ -17,6 +17,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from tierd.api.view import View
 from tierd.cli import control, daemon
 from tierd.config import PolicyConfig
+from tierd.config.rules import ARRAYS, TABLES
 
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENTS = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")]
@@ -64,6 +65,12 @@ def every_command(group: click.Group) -> Iterator[tuple[str, click.Command]]:
         yield name, command
         if isinstance(command, click.Group):
             yield from every_command(command)
+
+
+def test_the_manual_page_has_every_table_of_the_configuration() -> None:
+    page = (REPOSITORY / "docs/man/tierd.8").read_text()
+    told = set(re.findall(r"\.TP\n\.B (\[\S+)", page))
+    assert told == {f"[{table}]" for table in TABLES} | {f"[[{table}]]" for table in ARRAYS}
 
 
 @pytest.mark.parametrize(

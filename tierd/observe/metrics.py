@@ -53,7 +53,7 @@ def _metrics(account: Mapping[str, Any], heat: Mapping[str, Heat]) -> Iterator["
     yield from _flows(account["flows"])
     yield from _schemes(account["schemes"])
     yield from _targets(account["targets"])
-    yield from _arenas(account["arenas"])
+    yield from _arenas(account["arenas"], account["arena_blocks"])
     yield from _shares(account["tenants"])
     yield from _cxl(account["cxl"])
     yield from _daemon(account)
@@ -137,8 +137,14 @@ def _targets(targets: Sequence[Mapping[str, Any]]) -> Iterator["Metric"]:
     yield GaugeMetricFamily("tierd_targets", "Processes that are watched.", len(targets))
 
 
-def _arenas(arenas: Sequence[Mapping[str, Any]]) -> Iterator["Metric"]:
-    from prometheus_client.core import GaugeMetricFamily
+def _arenas(arenas: Sequence[Mapping[str, Any]], blocks: Mapping[str, int]) -> Iterator["Metric"]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    told = "What became of blocks that arenas were to bring to another tier."
+    outcomes = CounterMetricFamily("tierd_arena_blocks", told, labels=["outcome"])
+    for outcome, count in blocks.items():
+        outcomes.add_metric([outcome], count)
+    yield outcomes
 
     yield GaugeMetricFamily("tierd_arenas", "Arenas that are connected.", len(arenas))
     told = "What a tenant's arenas have on a tier, by the arenas' own names."
