@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from guests import accelerator, archive, cache, kernels, topology
 from guests.archive import Apt, Suite
-from guests.errors import ArchiveError, GuestLost, GuestPanic
+from guests.errors import ArchiveError, EmulatorFault, GuestLost, GuestPanic
+from guests.guest import why_lost
 from guests.kernels import Kernel
 from guests.topology import Emulator, Kind, Topology
 from hypothesis import given
@@ -318,6 +319,76 @@ def test_end_of_a_console_is_shown(tmp_path: Path, content: str, shown: str) -> 
     console = tmp_path / "console"
     console.write_text(content)
     assert str(GuestLost("gone", console)).startswith(f"gone; its console says:\n{shown}(all of")
+
+
+@pytest.mark.parametrize(
+    ("oops", "kvm", "kind"),
+    [
+        ("Oops: int3: 0000 [#1] SMP NOPTI", False, EmulatorFault),
+        ("Oops: int3: 0000 [#1] SMP NOPTI", True, GuestPanic),
+        ("Oops: general protection fault: 0000 [#1] SMP NOPTI", False, GuestPanic),
+    ],
+)
+def test_code_that_was_replaced_is_the_emulators_fault(
+    tmp_path: Path, oops: str, kvm: bool, kind: type[GuestPanic]
+) -> None:
+    console = tmp_path / "console"
+    end = "Kernel panic - not syncing: Fatal exception in interrupt"
+    console.write_text(f"boot\n[   85.7] {oops}\n[   85.8] {end}\n")
+    assert type(why_lost("flat", 0, console, kvm=kvm)) is kind
+    console.write_text("boot\n")
+    assert type(why_lost("flat", 1, console, kvm=kvm)) is GuestLost
+
+
+NO_GUESTS = """
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+from guests import boot
+
+@contextmanager
+def nothing(*machine):
+    facts = SimpleNamespace(up_after_s=1)
+    yield SimpleNamespace(ping=lambda: None, leftovers=lambda: [], facts=facts)
+
+boot.boot = nothing
+"""
+
+LOST = """
+from pathlib import Path
+
+import pytest
+from guests.errors import EmulatorFault, GuestPanic
+from guests.topology import flat
+
+pytestmark = pytest.mark.guest(flat())
+ENDS = {"once": [EmulatorFault], "twice": [EmulatorFault, EmulatorFault], "panic": [GuestPanic]}
+
+@pytest.mark.parametrize("how", ENDS)
+def test_that_loses_its_guest(guest, how):
+    if ENDS[how]:
+        raise ENDS[how].pop()("it ended", Path("/dev/null"))
+"""
+
+
+def test_only_what_the_emulator_broke_runs_again(tmp_path: Path) -> None:
+    folder = tmp_path / "vm"
+    folder.mkdir()
+    for path in ("conftest.py", "vm/conftest.py"):
+        (tmp_path / path).symlink_to(REPOSITORY / "tests" / path)
+    (tmp_path / "no_guests.py").write_text(NO_GUESTS)
+    (folder / "test_lost.py").write_text(LOST)
+    places = (tmp_path, REPOSITORY, REPOSITORY / "scripts", REPOSITORY / "tests/vm")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no_guests", folder],
+        cwd=tmp_path,
+        env={"PYTHONPATH": ":".join(map(str, places))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "2 failed, 1 passed" in done.stdout, done.stdout
+    assert "2 rerun" in done.stdout
 
 
 SKIPS = """

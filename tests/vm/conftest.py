@@ -10,7 +10,8 @@ It runs on the kernel that the mark names (kernel=Kernel.LTS), by default the la
 `thorough` runs with --kernels=all alone: it takes long, and another one shows the essence.
 
 One guest is up at a time and serves all tests of its machine in turn, so what a test changes in it,
-the test puts back.
+the test puts back. A test whose guest ended by a fault of the emulator, and by nothing else, runs
+again in a new one, and the summary tells.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 import pytest
 from guests.boot import boot
 from guests.debian import Debian
-from guests.errors import GuestLost
+from guests.errors import EmulatorFault, GuestLost
 from guests.guest import Guest
 from guests.kernels import Kernel
 from guests.topology import Topology
@@ -107,7 +108,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in thorough]
     order: dict[Machine | None, int] = {None: 0}
     for item in items:
-        order.setdefault(_machine_of(item), len(order))
+        machine = _machine_of(item)
+        order.setdefault(machine, len(order))
+        if machine is not None:
+            item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=EmulatorFault))
     items.sort(key=lambda item: order[_machine_of(item)])
 
 

@@ -162,7 +162,7 @@ def _wait_ready(
     try:
         channel.wait_ready(timeout)
     except ChannelClosed:
-        raise why_lost(name, emulator.wait(), console) from None
+        raise why_lost(name, emulator.wait(), console, kvm=machine.kvm) from None
     except queue.Empty:
         raise BootHung(f"guest {name} was not up after {timeout} s", console) from None
 

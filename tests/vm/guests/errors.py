@@ -27,6 +27,10 @@ class GuestPanic(GuestLost):
     """The guest's kernel panicked."""
 
 
+class EmulatorFault(GuestPanic):
+    """QEMU ran an instruction that the guest's kernel had replaced: docs/decisions/0033."""
+
+
 class CommandFailed(GuestError):
     """A command that had to succeed in the guest did not."""
 
@@ -41,9 +45,18 @@ FAILURE = re.compile(rf"{PANIC}|BUG: |kernel BUG at |Oops: ")
 (arch/x86/kernel/dumpstack.c)."""
 
 
-def panicked(console: Path) -> bool:
-    """Whether the kernel that printed there has panicked."""
-    return PANIC in console.read_text(errors="replace")
+STALE_CODE = "Oops: int3:"
+
+
+def panicked(name: str, console: Path, *, kvm: bool) -> GuestPanic | None:
+    """The error for a guest whose kernel has panicked, by what it printed; None if it hasn't."""
+    text = console.read_text(errors="replace")
+    if PANIC not in text:
+        return None
+    if STALE_CODE in text and not kvm:
+        what = f"QEMU ran code that the kernel of guest {name} had replaced; try again"
+        return EmulatorFault(what, console)
+    return GuestPanic(f"the kernel of guest {name} panicked", console)
 
 
 def excerpt(console: Path, lines: int = 60) -> str:

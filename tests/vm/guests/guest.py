@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from guests.channel import Channel, ChannelClosed, Conversation, Message, decode, encode
-from guests.errors import CommandFailed, CommandTimeout, GuestLost, GuestPanic, panicked
+from guests.errors import CommandFailed, CommandTimeout, GuestLost, panicked
 from guests.qmp import Message as QmpMessage
 from guests.qmp import Monitor, MonitorClosed
 from guests.topology import Topology
@@ -330,14 +330,13 @@ class Guest:
             status = self._emulator.wait(PING_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return GuestLost(f"the agent in guest {self.topology.name} ended", self.console)
-        return why_lost(self.topology.name, status, self.console)
+        return why_lost(self.topology.name, status, self.console, kvm=self.facts.kvm)
 
 
-def why_lost(name: str, status: int, console: Path) -> GuestLost:
+def why_lost(name: str, status: int, console: Path, *, kvm: bool) -> GuestLost:
     """The error for an emulator that has ended."""
-    if panicked(console):
-        return GuestPanic(f"the kernel of guest {name} panicked", console)
-    return GuestLost(f"the guest {name} ended, QEMU with status {status}", console)
+    ended = f"the guest {name} ended, QEMU with status {status}"
+    return panicked(name, console, kvm=kvm) or GuestLost(ended, console)
 
 
 def _environment() -> dict[str, str]:
