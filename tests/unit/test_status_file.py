@@ -66,6 +66,7 @@ STATUS: dict[str, Any] = {
         }
     ],
     "arenas": [],
+    "arena_blocks": dict.fromkeys(("asked", "moved", "unmoved", "dropped"), 0),
     "tenants": [],
     "moved": [{"from": "cxl", "to": "dram", "pages": 2048}],
     "refused": {"busy": 3, "no_room": 1},
