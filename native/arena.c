@@ -83,6 +83,15 @@ int tierd_open_arena(uint64_t block_bytes, uint32_t blocks, uint32_t flags, uint
 	return 0;
 }
 
+static void free_space(struct space *space)
+{
+	free(space->stack);
+	free(space->owner);
+	free(space->sums);
+	free(space->empty);
+	*space = (struct space){ 0 };
+}
+
 int tierd_add_tier(struct tierd_arena *arena, void *memory, uint64_t device, uint32_t slots,
 		   uint32_t spare)
 {
@@ -99,12 +108,10 @@ int tierd_add_tier(struct tierd_arena *arena, void *memory, uint64_t device, uin
 		.stack = calloc(slots, sizeof(*space->stack)),
 		.owner = calloc(slots, sizeof(*space->owner)),
 		.sums = calloc(slots, sizeof(*space->sums)),
+		.empty = calloc(slots, sizeof(*space->empty)),
 	};
-	if (!space->stack || !space->owner || !space->sums) {
-		free(space->stack);
-		free(space->owner);
-		free(space->sums);
-		*space = (struct space){ 0 };
+	if (!space->stack || !space->owner || !space->sums || !space->empty) {
+		free_space(space);
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < slots; i++) {
@@ -118,11 +125,8 @@ int tierd_add_tier(struct tierd_arena *arena, void *memory, uint64_t device, uin
 
 void tierd_close_arena(struct tierd_arena *arena)
 {
-	for (uint32_t i = 0; i < arena->tiers; i++) {
-		free(arena->spaces[i].stack);
-		free(arena->spaces[i].owner);
-		free(arena->spaces[i].sums);
-	}
+	for (uint32_t i = 0; i < arena->tiers; i++)
+		free_space(&arena->spaces[i]);
 	pthread_cond_destroy(&arena->work);
 	pthread_cond_destroy(&arena->done);
 	pthread_mutex_destroy(&arena->lock);

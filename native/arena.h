@@ -34,7 +34,7 @@ enum { RESTS, QUEUED, UNDER_WAY };
 
 /*
  * A tier's slots, from @base on, which is @memory where the CPU reaches them. What is free is a stack;
- * @owner and @sums are of whoever has the slot.
+ * @owner and @sums are of whoever has the slot; @empty ones have no memory until they are used.
  */
 struct space {
 	uint64_t base;
@@ -47,6 +47,7 @@ struct space {
 	uint32_t *stack;
 	uint32_t *owner;
 	uint64_t *sums;
+	uint8_t *empty;
 };
 
 /* What is to become of a block, under the lock. */
@@ -145,6 +146,7 @@ static inline int take_slot(struct space *space, uint32_t spare, uint32_t *ret_s
 	if (space->closed || space->free <= spare)
 		return -ENOSPC;
 	*ret_slot = space->stack[--space->free];
+	space->empty[*ret_slot] = 0;
 	return 0;
 }
 

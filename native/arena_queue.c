@@ -291,6 +291,37 @@ void tierd_close_tier(struct tierd_arena *arena, uint32_t tier)
 	pthread_mutex_unlock(&arena->lock);
 }
 
+int64_t tierd_lend_slots(struct tierd_arena *arena, uint32_t tier, size_t count, int64_t *ret_slots)
+{
+	struct space *space = &arena->spaces[tier];
+	size_t lent = 0;
+
+	if (tier >= arena->tiers)
+		return -EINVAL;
+	pthread_mutex_lock(&arena->lock);
+	for (uint32_t i = space->free; i-- > 0 && lent < count && space->free > space->spare;) {
+		uint32_t slot = space->stack[i];
+
+		if (space->empty[slot])
+			continue;
+		space->stack[i] = space->stack[--space->free];
+		ret_slots[lent++] = slot;
+	}
+	pthread_mutex_unlock(&arena->lock);
+	return (int64_t)lent;
+}
+
+void tierd_end_lending(struct tierd_arena *arena, uint32_t tier, const int64_t *slots, size_t count,
+		       uint32_t are_empty)
+{
+	pthread_mutex_lock(&arena->lock);
+	for (size_t i = 0; i < count; i++) {
+		arena->spaces[tier].empty[slots[i]] = are_empty != 0;
+		give_slot(&arena->spaces[tier], (uint32_t)slots[i]);
+	}
+	pthread_mutex_unlock(&arena->lock);
+}
+
 void tierd_tell_moves(struct tierd_arena *arena, struct tierd_moves *ret_moves)
 {
 	pthread_mutex_lock(&arena->lock);

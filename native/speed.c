@@ -17,6 +17,9 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* of Linux 5.14 */
 #endif
+#ifndef MADV_DONTNEED_LOCKED
+#define MADV_DONTNEED_LOCKED 24 /* of Linux 5.18 */
+#endif
 
 #define NODES 1024 /* MAX_NUMNODES with NODES_SHIFT=10, the most that a kernel can be built for */
 #define LOADS 1024 /* from one look at the clock to the next */
@@ -49,6 +52,24 @@ int tierd_place_buffer(void *buffer, uint64_t bytes, int32_t node)
 	if (ret == 0)
 		mlock(buffer, bytes); /* where a limit forbids it, reclaim is only less likely */
 	return ret;
+}
+
+int tierd_prefer_node(void *buffer, uint64_t bytes, int32_t node)
+{
+	if (node < 0 || node >= NODES)
+		return -EINVAL;
+	return set_policy(buffer, bytes, MPOL_PREFERRED, node, 0);
+}
+
+int tierd_free_pages(void *buffer, uint64_t block_bytes, const int64_t *blocks, size_t count)
+{
+	for (size_t i = 0; i < count; i++) {
+		char *at = (char *)buffer + (uint64_t)blocks[i] * block_bytes;
+
+		if (madvise(at, block_bytes, MADV_DONTNEED_LOCKED) < 0)
+			return -errno;
+	}
+	return 0;
 }
 
 /* xorshift64*: fast, and good enough to choose slots with. */

@@ -456,6 +456,26 @@ int tierd_write_ranges(int folder, uint64_t start, uint64_t size, uint32_t count
  */
 int tierd_place_buffer(void *buffer, uint64_t bytes, int32_t node);
 
+/**
+ * tierd_prefer_node() - have what comes to a buffer from now on be on a node, or where there is room
+ * @buffer: page-aligned
+ * @bytes: its size, whole pages
+ * @node: where it is to be
+ *
+ * Return: 0, or a negative errno of mbind(2).
+ */
+int tierd_prefer_node(void *buffer, uint64_t bytes, int32_t node);
+
+/**
+ * tierd_free_pages() - give the memory of blocks in a buffer back to the kernel, locked or not
+ * @buffer: anonymous, page-aligned
+ * @block_bytes: whole pages
+ * @blocks: their numbers in it; they are of zeros then
+ *
+ * Return: 0, or a negative errno of madvise(2): -EINVAL before Linux 5.18.
+ */
+int tierd_free_pages(void *buffer, uint64_t block_bytes, const int64_t *blocks, size_t count);
+
 #define TIERD_SLOT_BYTES 128
 #define TIERD_WINDOW_BYTES 2097152
 
@@ -720,6 +740,25 @@ int64_t tierd_evict_blocks(struct tierd_arena *arena, uint32_t count);
  * tierd_close_tier() - let no more blocks go to a tier
  */
 void tierd_close_tier(struct tierd_arena *arena, uint32_t tier);
+
+/**
+ * tierd_lend_slots() - take free slots of a tier that have memory, so that it can be given back
+ * @count: how many, at most
+ * @ret_slots: which; to be given to tierd_end_lending()
+ *
+ * Those that are left to the movers stay.
+ *
+ * Return: how many, or -EINVAL.
+ */
+int64_t tierd_lend_slots(struct tierd_arena *arena, uint32_t tier, size_t count,
+			 int64_t *ret_slots);
+
+/**
+ * tierd_end_lending() - let slots be used again
+ * @are_empty: their memory was given back; it comes again with the first use
+ */
+void tierd_end_lending(struct tierd_arena *arena, uint32_t tier, const int64_t *slots, size_t count,
+		       uint32_t are_empty);
 
 /**
  * struct tierd_moves - what the movers have done since the arena is there

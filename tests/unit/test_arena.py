@@ -4,12 +4,15 @@
 import ctypes
 import errno
 import gc
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +21,8 @@ from numpy.typing import NDArray
 from tests.unit.drawer import Drawer
 from tierd.arena import Arena
 from tierd.errors import Busy, Damaged, NoRoom, NotFound, TierdError, TierFailed
-from tierd.tiers import Tier
-from tierd.tiers.memory import cxl, dram
+from tierd.tiers import Health, Space, Tier
+from tierd.tiers.memory import MemorySpace, cxl, dram
 
 BLOCK = 4096
 FAST, SLOW = 8, 16
@@ -272,6 +275,116 @@ def test_demote_and_back(arena: Arena) -> None:
     assert (arena.read(range(4)) == data).all()
     with pytest.raises(NotFound, match="no tier 'tape'"):
         arena.prefetch([1], "tape")
+
+
+PRESENT = 1 << 63
+"""Of a page in /proc/PID/pagemap: it is in memory (Documentation/admin-guide/mm/pagemap.rst)."""
+
+
+def present(memory: NDArray[np.uint8]) -> int:
+    """How many of its pages are there."""
+    first = memory.ctypes.data // BLOCK
+    with Path("/proc/self/pagemap").open("rb", buffering=0) as pagemap:
+        found = os.pread(pagemap.fileno(), 8 * (memory.nbytes // BLOCK), 8 * first)
+    return int(np.count_nonzero(np.frombuffer(found, np.uint64) & np.uint64(PRESENT)))
+
+
+class Remembered:
+    """Memory that can be looked at, and a fault that comes before it is given back."""
+
+    def __init__(self, slots: int) -> None:
+        self._tier = dram(slots * BLOCK)
+        self.facts = self._tier.facts
+        self.memory = np.zeros((0, 0), np.uint8)
+        self.fault: Callable[[], object] = bool
+
+    def health(self) -> Health:
+        return Health.GOOD
+
+    def reserve(self, block_bytes: int, slots: int) -> Space:
+        space = self._tier.reserve(block_bytes, slots)
+        self.memory, tier = space.memory, self
+
+        class Faulty(MemorySpace):
+            def give_back(self, slots: NDArray[np.int64]) -> None:
+                tier.fault()
+                super().give_back(slots)
+
+        return Faulty(space.memory, space.nodes)
+
+
+def test_what_is_free_is_left_to_others_until_it_is_used() -> None:
+    tier, data, ids = Remembered(64), some_blocks(64), np.arange(64)
+    with Arena(BLOCK, [tier, cxl(128 * BLOCK)], blocks=100, checksums=True) as arena:
+        arena.write(ids, data)
+        assert arena.give_back() == 0, "all of it is used"
+        arena.demote(ids[10:])
+        arena.wait(ids)
+        assert present(tier.memory) == 64
+        assert arena.give_back("dram") == 54 * BLOCK
+        assert present(tier.memory) == 10
+        assert arena.give_back() == 0, "it was given back already"
+        assert (arena.read(ids) == data).all()
+        arena.prefetch(ids[10:40])
+        arena.wait(ids)
+        assert present(tier.memory) == 40
+        assert arena.places(ids[:40]).tolist() == [0] * 40
+        assert (arena.read(ids) == data).all()
+        assert arena.give_back() == 0, "what was not used since has nothing to give"
+        arena.discard(ids[:40])
+        assert arena.give_back() == 40 * BLOCK
+        with arena.acquire([70], write=True) as held:
+            assert not held[0].any(), "a new block is of zeros"
+        assert present(tier.memory) == 1
+
+
+def test_blocks_that_share_pages_are_not_given_back() -> None:
+    with Arena(64, [dram(64 * 64)]) as arena:
+        assert arena.give_back() == 0
+
+
+def test_a_tier_without_addresses_has_nothing_to_give_back(deep: Arena) -> None:
+    assert deep.give_back("drawer") == 0
+    with pytest.raises(NotFound):
+        deep.give_back("shelf")
+
+
+def test_what_a_tier_may_still_give_back_is_not_used() -> None:
+    """It hangs: its slots are nobody's, and when it goes on nothing is lost."""
+    tier, goes_on = Remembered(16), threading.Event()
+    data, ids = some_blocks(16), np.arange(16)
+    with Arena(BLOCK, [tier, cxl(32 * BLOCK)], blocks=20, deadline_s=0.1) as arena:
+        arena.write(ids, data)
+        arena.demote(ids[8:])
+        arena.wait(ids)
+        tier.fault = partial(goes_on.wait, 10)
+        with pytest.raises(TierFailed, match=r"give_back: no answer in 0\.1 s"):
+            arena.give_back()
+        assert "dram" in arena.fenced
+        arena.prefetch(ids)
+        arena.wait(ids)
+        assert (arena.read(ids) == data).all()
+        goes_on.set()
+        deadline_s = time.monotonic() + 10
+        while present(tier.memory) > 8:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        assert (arena.read(ids) == data).all()
+        assert arena.moves().used[0] == 16, "eight that are used, and eight that are lost"
+
+
+def test_a_tier_that_cannot_give_back_keeps_what_it_has() -> None:
+    def fail() -> None:
+        raise OSError(errno.EINVAL, "before Linux 5.18")
+
+    tier, data, ids = Remembered(16), some_blocks(4), np.arange(4)
+    with Arena(BLOCK, [tier, cxl(32 * BLOCK)], blocks=20) as arena:
+        arena.write(ids, data)
+        tier.fault = fail
+        with pytest.raises(TierFailed, match=r"before Linux 5\.18"):
+            arena.give_back()
+        assert arena.moves().used[0] == 4
+        assert (arena.read(ids) == data).all()
 
 
 def test_what_is_held_is_not_moved(arena: Arena) -> None:
@@ -627,7 +740,7 @@ def test_any_calls_in_any_order(seed: int) -> None:
             some = random.permutation(14)[: random.integers(1, 4)]
             known = np.array([id_ for id_ in some if id_ in expected], np.int64)
             with suppress(NoRoom, TierFailed, Busy):  # at the latest after 20 ms
-                match int(random.integers(6)):
+                match int(random.integers(7)):
                     case 0 | 1:
                         for id_ in some:
                             arena.write([id_], np.full(BLOCK, step % 251, np.uint8), timeout_s=0.02)
@@ -640,6 +753,8 @@ def test_any_calls_in_any_order(seed: int) -> None:
                         arena.prefetch(some, arena.tiers[random.integers(2)])
                     case 4:
                         arena.demote(some, arena.tiers[random.integers(1, 3)])
+                    case 5:
+                        arena.give_back(arena.tiers[random.integers(2)])
                     case _:
                         with arena.acquire(known, timeout_s=0.02) as held:
                             for block, id_ in zip(held, known, strict=True):

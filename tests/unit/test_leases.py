@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 from tierd.api.server import unix_listener
 from tierd.arena import Arena
 from tierd.arena.shared import HEADER, Shared, SharedTier
-from tierd.arena.wire import COMMAND, HELLO, HELLO_BYTES, MAGIC, VERSION, WELCOME, pack_hello
+from tierd.arena.wire import (
+    COMMAND,
+    GIVE_BACK,
+    HELLO,
+    HELLO_BYTES,
+    MAGIC,
+    VERSION,
+    WELCOME,
+    pack_hello,
+)
 from tierd.errors import TierdError
 from tierd.kernel.arena import NOWHERE
 from tierd.leases import Lease, Leases, Limits, leasing
@@ -109,6 +118,23 @@ def test_an_arena_is_read_and_steered(leases: Leases, path: Path) -> None:
     assert not lease.copy(counts, places)
     assert lease.send(commands((0, 1))) == 0
     assert not lease.is_behind()
+
+
+def test_what_is_free_is_left_to_others(leases: Leases, path: Path) -> None:
+    with an_arena(path) as arena:
+        lease = the_lease(leases)
+        assert [tier.gives_back for tier in lease.copies.tiers] == [True, True]
+        ids = np.arange(FAST + 4)
+        arena.write(ids, np.ones((len(ids), BLOCK_BYTES), np.uint8))
+        assert lease.send(commands((0, 1), (1, 1))) == 2
+        until(lambda: (arena.places([0, 1]) == 1).all())
+        assert lease.send(commands((GIVE_BACK, 0), (GIVE_BACK, 7), (2, 1), (GIVE_BACK, 1))) == 4
+        until(lambda: arena.places([2])[0] == 1)
+        until(lambda: arena.give_back("cxl") == 0)
+        assert arena.give_back("dram") == BLOCK_BYTES, "but for the block that went since"
+        assert arena.steered is not None
+        assert (arena.steered.commands, arena.steered.wrong) == (5, 1)
+        assert (arena.read(ids) == 1).all()
 
 
 def open_fds() -> int:

@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tierd.arena.held import Held, Place
+from tierd.arena.movers import give_back, move
 from tierd.arena.shared import MOST_BLOCKS, Shared, SharedTier
 from tierd.arena.steered import Steered, Steering
 from tierd.errors import Busy, Damaged, NoRoom, NotFound, TierdError, TierFailed
@@ -34,16 +36,12 @@ from tierd.kernel.arena import (
     Moves,
     no_such_block,
 )
-from tierd.kernel.placed import place
 from tierd.tiers.fence import DEADLINE_S, Fence
 from tierd.tiers.plugin import Tier
 
 TIMEOUT_S = 30.0
 MOVERS = 2
 """While one copies, the other's tier works."""
-
-_BOUNCE_BYTES = 4 << 20
-"""A batch for a tier without addresses, at most, unless a single block is larger."""
 
 _SHORT_S, _LONG_S = 20e-6, 2e-3
 """Between looks for a block that is held, at first and at last."""
@@ -101,7 +99,7 @@ class Arena:
             raise
         self._threads = [
             threading.Thread(
-                target=_move,
+                target=move,
                 args=(self._blocks, self._fences, number, block_bytes),
                 daemon=True,
                 name=f"mover {number}",
@@ -126,7 +124,12 @@ class Arena:
         if not 0 < self.blocks <= MOST_BLOCKS:
             raise TierdError(f"blocks {self.blocks}: from 1 to {MOST_BLOCKS}")
         told = [
-            SharedTier(name=fence.name, kind=fence.facts.kind, slots=fence.slots)
+            SharedTier(
+                name=fence.name,
+                kind=fence.facts.kind,
+                slots=fence.slots,
+                gives_back=fence.gives_back,
+            )
             for fence in self._fences
         ]
         self.shared = Shared.create(self.block_bytes, self.blocks, told)
@@ -183,7 +186,13 @@ class Arena:
         if self._closed or self._steering is not None:
             why = "closed" if self._closed else "connected to a daemon already"
             raise TierdError(f"the arena is {why}")
-        steering = Steering(self._blocks, self.shared, Path(daemon), self.name)
+        steering = Steering(
+            self._blocks,
+            self.shared,
+            partial(give_back, self._blocks, self._fences),
+            Path(daemon),
+            self.name,
+        )
         thread = threading.Thread(target=steering.run, daemon=True, name="steering")
         self._steering = steering
         thread.start()
@@ -339,6 +348,21 @@ class Arena:
         rank = len(self._fences) - 1 if tier is None else self._rank(tier)
         return self._blocks.want(self._ids(ids), rank)
 
+    def give_back(self, tier: str | None = None) -> int:
+        """Leaves what is free on a tier, by default the fastest, to others until it is used again.
+
+        What is used then takes memory from where there is some: of a node that is full meanwhile,
+        from another.
+
+        Returns:
+            How many bytes: 0 where the tier, or blocks of this size, cannot be given back.
+
+        Raises:
+            TierFailed: the tier did not do it.
+        """
+        rank = 0 if tier is None else self._rank(tier)
+        return give_back(self._blocks, self._fences, rank) * self.block_bytes
+
     def wait(self, ids: ArrayLike, *, timeout_s: float = TIMEOUT_S) -> NDArray[np.int32]:
         """Waits until none of the blocks waits to be moved.
 
@@ -488,33 +512,6 @@ def _reserve(block_bytes: int, tiers: Iterable[Tier], deadline_s: float) -> list
         _free(fences)
         raise
     return fences
-
-
-def _move(blocks: Blocks, fences: Sequence[Fence], mover: int, block_bytes: int) -> None:
-    """Is a mover, until the arena ends."""
-    capacity = min(BATCH, max(1, _BOUNCE_BYTES // block_bytes))
-    bounce = _new_bounce(capacity, block_bytes, fences)
-    while (batch := blocks.next_batch(mover, bounce)) is not None:
-        fence, data = fences[batch.tier], bounce[: len(batch.slots)]
-        failed = False
-        try:
-            (fence.store if batch.is_store else fence.load)(batch.slots, data)
-        except TierFailed:
-            failed = True
-        if not failed and blocks.check(batch, bounce):
-            fence.fail("it gives back other bytes than were stored")
-        if fence.failure is not None:
-            blocks.close_tier(batch.tier)
-        blocks.settle(batch, bounce, failed=failed)
-        if fence.has(data):
-            bounce = _new_bounce(capacity, block_bytes, fences)
-
-
-def _new_bounce(capacity: int, block_bytes: int, fences: Sequence[Fence]) -> Bytes:
-    bounce = place(capacity * block_bytes).reshape(capacity, block_bytes)
-    for fence in fences:
-        fence.adopt(bounce)
-    return bounce
 
 
 def _free(fences: Sequence[Fence]) -> None:

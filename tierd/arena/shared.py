@@ -23,7 +23,12 @@ from tierd.model import PAGE_BYTES, TierKind
 MAGIC = b"tierdarn"
 VERSION = 1
 
-TIER = np.dtype([("name", "S24"), ("kind", "S8"), ("slots", "<u8"), ("rank", "<u8")])
+TIER = np.dtype(
+    [("name", "S24"), ("kind", "S8"), ("slots", "<u8"), ("rank", "<u4"), ("flags", "<u4")]
+)
+GIVES_BACK = 1
+"""A flag: the memory of free slots can be given back."""
+
 HEADER = np.dtype(
     [
         ("magic", "S8"),
@@ -54,6 +59,7 @@ class SharedTier:
     name: str
     kind: TierKind
     slots: int
+    gives_back: bool = False
 
 
 def _pages(size_bytes: int) -> int:
@@ -86,7 +92,7 @@ class Shared:
         header["bytes"] = header["places_at"] + _pages(blocks)
         header["tiers"] = len(tiers)
         for rank, tier in enumerate(tiers):
-            header["tier"][rank] = (tier.name.encode(), tier.kind.value, tier.slots, rank)
+            header["tier"][rank] = _tier(tier, rank)
         fd = os.memfd_create("tierd-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, int(header["bytes"]))
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
@@ -190,6 +196,11 @@ def _check(header: NDArray[np.void], size_bytes: int) -> None:
         raise Damaged(f"an arena's memory has {size_bytes} bytes of {expected[-1]}")
 
 
+def _tier(tier: SharedTier, rank: int) -> tuple[bytes, str, int, int, int]:
+    flags = GIVES_BACK if tier.gives_back else 0
+    return tier.name.encode(), tier.kind.value, tier.slots, rank, flags
+
+
 def _tiers(header: NDArray[np.void]) -> tuple[SharedTier, ...]:
     told = header["tier"][: int(header["tiers"])]
     try:
@@ -198,6 +209,7 @@ def _tiers(header: NDArray[np.void]) -> tuple[SharedTier, ...]:
                 name=tier["name"].decode(),
                 kind=TierKind(tier["kind"].decode()),
                 slots=int(tier["slots"]),
+                gives_back=bool(tier["flags"] & GIVES_BACK),
             )
             for tier in told
         )

@@ -10,6 +10,8 @@ import random
 import select
 import socket
 import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.arena.shared import Shared
-from tierd.arena.wire import ANSWER_BYTES, WELCOME, commands_in, pack_hello
-from tierd.kernel.arena import Blocks
+from tierd.arena.wire import ANSWER_BYTES, GIVE_BACK, WELCOME, commands_in, pack_hello
+from tierd.errors import TierFailed
+from tierd.kernel.arena import MAX_TIERS, Blocks
 
 FIRST_WAIT_S, MOST_WAIT_S = 0.1, 30.0
 """Between two tries to reach the daemon; each wait is twice the last, less up to a half."""
@@ -48,12 +51,20 @@ class Steering:
     Args:
         blocks: of the arena.
         shared: what the daemon reads.
+        give_back: leaves what is free on a tier to others.
         path: of the daemon's socket.
         name: what the daemon's operator sees.
     """
 
-    def __init__(self, blocks: Blocks, shared: Shared, path: Path, name: str) -> None:
-        self._blocks, self._shared = blocks, shared
+    def __init__(
+        self,
+        blocks: Blocks,
+        shared: Shared,
+        give_back: Callable[[int], object],
+        path: Path,
+        name: str,
+    ) -> None:
+        self._blocks, self._shared, self._give_back = blocks, shared, give_back
         self._path, self._hello = path, pack_hello(name)
         self._stopped = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._end = weakref.finalize(self, os.close, self._stopped)
@@ -138,16 +149,21 @@ class Steering:
     def _follow(self, message: bytes) -> None:
         told = commands_in(message, len(self._shared.counts), len(self._shared.tiers))
         for ids, tier in in_order(told):
-            self._blocks.want(ids, tier)
+            if ids[0] == GIVE_BACK:
+                with suppress(TierFailed):  # it is fenced, and what is there stays
+                    self._give_back(tier)
+            else:
+                self._blocks.want(ids, tier)
         self._commands += len(told)
         self._wrong += len(message) // told.itemsize - len(told)
 
 
 def in_order(commands: NDArray[np.void]) -> list[tuple[NDArray[np.int64], int]]:
-    """Returns the commands as runs that have the same tier."""
+    """Returns the commands as runs that have the same tier, of blocks or of GIVE_BACK alone."""
     if not len(commands):
         return []
-    cuts = np.flatnonzero(np.diff(commands["tier"])) + 1
+    kind = commands["tier"] + MAX_TIERS * (commands["block"] == GIVE_BACK)
+    cuts = np.flatnonzero(np.diff(kind)) + 1
     runs = np.split(commands, cuts)
     return [(run["block"].astype(np.int64), int(run["tier"][0])) for run in runs]
 

@@ -28,6 +28,9 @@ WELCOME: Final = b"welcome"
 COMMAND = np.dtype([("block", "<u4"), ("tier", "<u4")])
 """A wish: this block on the arena's tier of this number."""
 
+GIVE_BACK: Final = 0xFFFFFFFF
+"""In place of a block: what is free on this tier is to leave its memory to others."""
+
 MOST_COMMANDS: Final = 1024
 ANSWER_BYTES: Final = MOST_COMMANDS * COMMAND.itemsize
 
@@ -58,7 +61,9 @@ def unpack_hello(message: bytes) -> str:
 
 
 def commands_in(message: bytes, blocks: int, tiers: int) -> NDArray[np.void]:
-    """Returns the commands in a message that can be followed, in their order."""
+    """Returns the commands in a message that can be followed, GIVE_BACK too, in their order."""
     whole = len(message) // COMMAND.itemsize
     found = np.frombuffer(message, COMMAND, whole)
-    return found[(found["block"] < blocks) & (found["tier"] < tiers)]
+    is_known = (found["block"] < blocks) | (found["block"] == GIVE_BACK)
+    known: NDArray[np.void] = found[is_known & (found["tier"] < tiers)]
+    return known

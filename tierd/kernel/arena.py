@@ -212,6 +212,18 @@ class Blocks:
         """Lets no more blocks go there."""
         lib.tierd_close_tier(self._arena, tier)
 
+    def lend(self, tier: int) -> Ids:
+        """Takes free slots of a tier that have memory, until end_lending(); none where none is."""
+        slots = np.empty(BATCH, np.int64)
+        pointer = ffi.from_buffer("int64_t[]", slots, require_writable=True)
+        lent = check(lib.tierd_lend_slots(self._arena, tier, len(slots), pointer), "slots")
+        return slots[:lent]
+
+    def end_lending(self, tier: int, slots: Ids, *, are_empty: bool) -> None:
+        """Lets slots be used again; with memory that comes with the use where they are empty."""
+        pointer = ffi.from_buffer("int64_t[]", slots)
+        lib.tierd_end_lending(self._arena, tier, pointer, len(slots), int(are_empty))
+
     def moves(self) -> Moves:
         told: Any = ffi.new("struct tierd_moves *")
         lib.tierd_tell_moves(self._arena, told)

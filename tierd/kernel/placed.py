@@ -2,7 +2,7 @@
 """Memory that is there before it is needed, on given NUMA nodes."""
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -32,11 +32,42 @@ def place(size_bytes: int, nodes: Sequence[NodeId] = ()) -> NDArray[np.uint8]:
             memory.madvise(mmap.MADV_HUGEPAGE)
         memory.madvise(_POPULATE_WRITE)
     start = ffi.from_buffer("uint8_t[]", memory, require_writable=True)
-    cuts = [pages * number // max(len(nodes), 1) * PAGE_BYTES for number in range(len(nodes) + 1)]
     try:
-        for node, at, end in zip(nodes, cuts, cuts[1:], strict=False):
-            placed = lib.tierd_place_buffer(start + at, end - at, node) if end > at else 0
-            check(placed, f"memory of node {node}")
+        for node, at, size in _parts(pages, nodes):
+            check(lib.tierd_place_buffer(start + at, size, node), f"memory of node {node}")
     finally:
         ffi.release(start)
     return np.frombuffer(memory, np.uint8)[:size_bytes]
+
+
+def give_back(
+    memory: NDArray[np.uint8], blocks: NDArray[np.int64], nodes: Sequence[NodeId] = ()
+) -> None:
+    """Frees the pages of blocks; they are of zeros, and take memory again when they are used.
+
+    Then it comes from the same nodes, or where these are full from others: nobody is killed for it.
+
+    Args:
+        memory: what place() has returned, as an array (blocks, whole pages).
+        blocks: which.
+        nodes: as of place().
+
+    Raises:
+        OSError: EINVAL before Linux 5.18.
+    """
+    start = ffi.from_buffer("uint8_t[]", memory, require_writable=True)
+    try:
+        for node, at, size in _parts(-(-memory.nbytes // PAGE_BYTES), nodes):
+            check(lib.tierd_prefer_node(start + at, size, node), f"memory of node {node}")
+        pointer = ffi.from_buffer("int64_t[]", blocks)
+        check(lib.tierd_free_pages(start, memory.shape[1], pointer, len(blocks)), "memory")
+    finally:
+        ffi.release(start)
+
+
+def _parts(pages: int, nodes: Sequence[NodeId]) -> Iterator[tuple[NodeId, int, int]]:
+    """Yields each node with where its part begins, and its size, in bytes."""
+    cuts = [pages * number // max(len(nodes), 1) * PAGE_BYTES for number in range(len(nodes) + 1)]
+    for node, at, end in zip(nodes, cuts, cuts[1:], strict=False):
+        if end > at:
+            yield node, at, end - at

@@ -67,6 +67,8 @@ class Fence:
         self.slots = 0
         self.memory: NDArray[np.uint8] | None = None
         self.device: DeviceMemory | None = None
+        self.gives_back = False
+        """Whether the memory of free slots can be others' meanwhile."""
         self._tier = tier
         self._space: Space | None = None
         self._deadline_s = deadline_s
@@ -103,6 +105,8 @@ class Fence:
         slots: object = self._call("reserve", lambda: space.slots)
         memory: object = self._call("reserve", lambda: space.memory)
         device: object = self._call("reserve", lambda: getattr(space, "device", None))
+        can_give_back: Callable[[], object] = getattr(space, "can_give_back", bool)
+        gives_back: object = self._call("reserve", can_give_back)
         self._space = space
         if not isinstance(slots, int) or not 0 < slots <= wanted:
             raise self.fail(f"reserve: {slots} slots of {wanted}")
@@ -111,6 +115,7 @@ class Fence:
         if not (device is None or (memory is None and _is_device(device))):
             raise self.fail(f"reserve: {device} is no memory of a device alone")
         self.slots, self.memory, self.device = slots, memory, device
+        self.gives_back = gives_back is True
 
     def adopt(self, buffer: NDArray[np.uint8]) -> None:
         """Tells of memory that store() and load() will get parts of. One that fails is fenced."""
@@ -138,6 +143,15 @@ class Fence:
         assert self._space is not None
         self._all("load", len(slots), self._space.load, slots, into)
 
+    def give_back(self, slots: NDArray[np.int64]) -> None:
+        """Frees the memory of slots that hold no blocks.
+
+        Raises:
+            TierFailed: it may still be freeing them: see has().
+        """
+        give_back: Callable[..., object] = getattr(self._space, "give_back")  # noqa: B009
+        self._call("give_back", give_back, slots)
+
     def free(self) -> None:
         """Gives everything back, and ends. A plugin's failure to do so is only remembered."""
         try:
@@ -147,8 +161,8 @@ class Fence:
             pass  # `failure` has it, and there is nothing left to be done
         self._jobs.put(None)
 
-    def has(self, data: NDArray[np.uint8]) -> bool:
-        """Whether a call that was late may still use what store() or load() was given."""
+    def has(self, data: NDArray[Any]) -> bool:
+        """Whether a call that was late may still use what it was given last."""
         late = self._late
         return late is not None and late.data is data and not late.ready.is_set()
 

@@ -120,6 +120,17 @@ class TierContract:
                 self.expect(space, np.arange(2), buffer)
                 assert getattr(space, "device", None) == before, "its addresses have changed"
 
+    def test_slots_that_were_given_back_are_used_again(self) -> None:
+        """Of a tier that can; the others have nothing to show here."""
+        with self.space() as space:
+            data, slots = blocks(4, self.block_bytes), np.arange(4)
+            space.store(slots, data)
+            if getattr(space, "can_give_back", bool)():
+                getattr(space, "give_back")(slots[1:3])  # noqa: B009
+                self.expect(space, slots[[0, 3]], data[[0, 3]])
+                space.store(slots[1:3], data[1:3])
+                self.expect(space, slots, data)
+
     def test_what_is_freed_can_be_had_again(self) -> None:
         tier = self.make()
         for _ in range(3):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.kernel.placed import place
-from tierd.model import NodeId, TierKind
+from tierd.kernel.placed import give_back, place
+from tierd.model import PAGE_BYTES, NodeId, TierKind
 from tierd.tiers.plugin import Facts, Health
 
 
@@ -16,6 +16,7 @@ from tierd.tiers.plugin import Facts, Health
 class MemorySpace:
     memory: NDArray[np.uint8]
     """Shape (slots, block bytes)."""
+    nodes: Sequence[NodeId] = ()
 
     @property
     def slots(self) -> int:
@@ -28,6 +29,12 @@ class MemorySpace:
     def load(self, slots: NDArray[np.int64], into: NDArray[np.uint8]) -> int:
         into[:] = self.memory[slots]
         return len(slots)
+
+    def can_give_back(self) -> bool:
+        return not self.memory.shape[1] % PAGE_BYTES
+
+    def give_back(self, slots: NDArray[np.int64]) -> None:
+        give_back(self.memory, slots, self.nodes)
 
     def free(self) -> None:
         """Nothing: the memory goes with the last array that shows it."""
@@ -49,7 +56,7 @@ class MemoryTier:
 
     def reserve(self, block_bytes: int, slots: int) -> MemorySpace:
         memory = place(block_bytes * slots, self.nodes)
-        return MemorySpace(memory.reshape(slots, block_bytes))
+        return MemorySpace(memory.reshape(slots, block_bytes), self.nodes)
 
 
 def dram(capacity_bytes: int, nodes: Sequence[int] = (), name: str = "dram") -> MemoryTier:

@@ -97,6 +97,18 @@ class DeviceSpace(Space, Protocol):
         ...
 
 
+class ShrinkingSpace(Space, Protocol):
+    """A space whose free slots need no memory, so that others have it until they are used."""
+
+    def can_give_back(self) -> bool:
+        """Whether blocks of this size can be given back one by one."""
+        ...
+
+    def give_back(self, slots: NDArray[np.int64]) -> None:
+        """Frees what slots without blocks take; it is there again when they are used."""
+        ...
+
+
 class Tier(Protocol):
     """Where blocks can be."""
 

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an arena's threads do with its tiers: moves, and memory that is left to others."""
+
+from collections.abc import Sequence
+
+from tierd.errors import TierFailed
+from tierd.kernel.arena import BATCH, Blocks, Bytes
+from tierd.kernel.placed import place
+from tierd.tiers.fence import Fence
+
+_BOUNCE_BYTES = 4 << 20
+"""A batch for a tier without addresses, at most, unless a single block is larger."""
+
+
+def give_back(blocks: Blocks, fences: Sequence[Fence], rank: int) -> int:
+    """Leaves the memory of a tier's free slots to others; returns of how many.
+
+    Raises:
+        TierFailed: the tier did not do it.
+    """
+    fence, given = fences[rank], 0
+    while given < fence.slots * fence.gives_back and len(slots := blocks.lend(rank)):
+        try:
+            fence.give_back(slots)
+        except TierFailed:
+            if not fence.has(slots):  # else they may still lose what is in them
+                blocks.end_lending(rank, slots, are_empty=False)
+            raise
+        blocks.end_lending(rank, slots, are_empty=True)
+        given += len(slots)
+    return given
+
+
+def move(blocks: Blocks, fences: Sequence[Fence], mover: int, block_bytes: int) -> None:
+    """Is a mover, until the arena ends."""
+    capacity = min(BATCH, max(1, _BOUNCE_BYTES // block_bytes))
+    bounce = _new_bounce(capacity, block_bytes, fences)
+    while (batch := blocks.next_batch(mover, bounce)) is not None:
+        fence, data = fences[batch.tier], bounce[: len(batch.slots)]
+        failed = False
+        try:
+            (fence.store if batch.is_store else fence.load)(batch.slots, data)
+        except TierFailed:
+            failed = True
+        if not failed and blocks.check(batch, bounce):
+            fence.fail("it gives back other bytes than were stored")
+        if fence.failure is not None:
+            blocks.close_tier(batch.tier)
+        blocks.settle(batch, bounce, failed=failed)
+        if fence.has(data):
+            bounce = _new_bounce(capacity, block_bytes, fences)
+
+
+def _new_bounce(capacity: int, block_bytes: int, fences: Sequence[Fence]) -> Bytes:
+    bounce = place(capacity * block_bytes).reshape(capacity, block_bytes)
+    for fence in fences:
+        fence.adopt(bounce)
+    return bounce
