@@ -14,16 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.arena.shared import Copies, accesses
-from tierd.arena.wire import COMMAND
+from tierd.arena.wire import COMMAND, GIVE_BACK
 from tierd.decide.blocks import NOWHERE, Groups, commands, groups, retry_s, take_in
-from tierd.decide.placement import plan
+from tierd.decide.heat import COLD_PER_PAGE_S
+from tierd.decide.placement import EVERYBODY, Elsewhere, nothing_elsewhere, plan
 from tierd.errors import Damaged
-from tierd.model import MAX_TIERS, Pid, Policy, Rank, Target, Tier, TierKind, TierRoom
+from tierd.model import PAGE_BYTES, Pid, Policy, Rank, Target, Tier, TierKind, TierRoom
 
 SPARE_SLOTS = 2
 """Of each tier but the fastest, an arena's movers keep so many."""
 
 MOST_TRIES = 15
+
+GIVING_ROUNDS = 10
+"""For so long after an arena had too much of a tier, what it frees there is left to others."""
 
 OUTCOMES = ("asked", "moved", "unmoved", "dropped")
 """Of blocks: told to go to another tier; come there; not come there in time; and not told to, since
@@ -71,6 +75,10 @@ class Steered:
     """Blocks on each of its tiers."""
     due: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """The same once all have come to where they were sent."""
+    warm: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Of these, such as are used at all."""
+    giving: dict[int, int] = field(default_factory=dict)
+    """For how many rounds more each tier gives back what is free; of one that did once, 0."""
     outcomes: Counter[str] = field(default_factory=Counter)
     """How many blocks came to each of OUTCOMES."""
     is_active: bool = False
@@ -95,9 +103,10 @@ class Steered:
         self._settle(places, now_s, policy)
         self.counts, self.places, self.at_s = counts, places, now_s
         after = np.where(self.sent_to == NOWHERE, places, self.sent_to)
-        self.used, self.due = (
+        is_warm = (self.short + self.long) * np.float32(PAGE_BYTES / 2) >= COLD_PER_PAGE_S
+        self.used, self.due, self.warm = (
             np.bincount(where, minlength=NOWHERE + 1)[: len(self.ranks)]
-            for where in (places, after)
+            for where in (places, after, after[is_warm])
         )
         return True
 
@@ -122,6 +131,19 @@ class Steered:
                 zip(self.lease.copies.tiers, np.maximum(self.used, self.due), strict=True)
             )
         ]
+
+    def due_bytes(self, number: int) -> int:
+        """Returns what it has on one of its tiers once all have come to where they were sent."""
+        return int(self.due[number]) * self.block_bytes
+
+    def leaves(self, number: int) -> int:
+        """Returns what of that it could leave to others."""
+        return self.due_bytes(number) if self.lease.copies.tiers[number].gives_back else 0
+
+    def wants(self, number: int) -> tuple[int, int]:
+        """Returns how many blocks that are used are on one of its tiers, and could come there."""
+        room = self.lease.copies.tiers[number].slots - int(self.due[number])
+        return int(self.warm[number]), max(min(int(self.warm[number + 1 :].sum()), room), 0)
 
     def resident(self) -> dict[str, int]:
         """Returns what it has on each of its tiers, in bytes, by their names."""
@@ -149,6 +171,27 @@ class Steered:
         self.outcomes["dropped"] += len(ids) - len(sent)
         self.sent_to[sent["block"]] = sent["tier"]
         self.held_until_s[sent["block"]] = until_s
+
+    def maximum(self, most: Mapping[Rank, float]) -> dict[Rank, int]:
+        """Returns how many bytes it may have on those of its own tiers where it has too many."""
+        return {
+            Rank(number): max(self.due_bytes(number) + int(most[rank]), 0)
+            for number, rank in enumerate(self.ranks)
+            if rank is not None and most.get(rank, 0.0) < 0
+        }
+
+    def give_back(self, most: Mapping[Rank, float]) -> None:
+        """Has the program leave what is free on tiers to others, where it has or had too much."""
+        for number, (tier, rank) in enumerate(
+            zip(self.lease.copies.tiers, self.ranks, strict=True)
+        ):
+            if not tier.gives_back or rank is None:
+                continue
+            if most.get(rank, 0.0) < 0:
+                self.giving[number] = GIVING_ROUNDS
+            if self.giving.get(number):
+                self.giving[number] -= 1
+                self.lease.send(np.array([(GIVE_BACK, number)], COMMAND))
 
 
 class Arenas:
@@ -190,20 +233,26 @@ class Arenas:
             if self._known.get(number) is not arena:
                 self._gone.update(arena.outcomes)
 
-    def resident(self, tenants: int, tenant_of: Callable[[Steered], int | None]) -> "Bytes":
-        """Returns what each tenant has, or is to have, in arenas on each of the machine's tiers.
+    def elsewhere(self, tenants: int, tenant_of: Callable[[Steered], int | None]) -> Elsewhere:
+        """Returns what tenants have, or are to have, in arenas on each of the machine's tiers.
 
         Args:
             tenants: how many there are.
             tenant_of: tells whose an arena is; None where it is counted otherwise.
         """
-        has = np.zeros((tenants, MAX_TIERS))
+        found = nothing_elsewhere(tenants)
         for arena in self._known.values():
             tenant = tenant_of(arena)
-            for rank, due in zip(arena.ranks, arena.due, strict=True):
-                if tenant is not None and rank is not None:
-                    has[tenant, rank] += float(due) * arena.block_bytes
-        return has
+            for number, rank in enumerate(arena.ranks):
+                if tenant is None or rank is None:
+                    continue
+                warm, rising = arena.wants(number)
+                found.has[tenant, rank] += arena.due_bytes(number)
+                found.leaves[tenant, rank] += arena.leaves(number)
+                found.wants[tenant, rank] += (warm + rising) * arena.block_bytes
+                if number in arena.giving:
+                    found.rises[tenant, rank] += rising * arena.block_bytes
+        return found
 
     def claim(self, budget_bytes: int) -> int:
         """Returns how much of a budget is not for processes: those that moved lately have parts."""
@@ -239,10 +288,45 @@ class Arenas:
         for done, arena in enumerate([*arenas[first:], *arenas[:first]]):
             # A block that is larger than what there is in a round waits for its turn.
             part = max(left // (len(arenas) - done), min(left, 2 * arena.block_bytes))
-            left -= _place(arena, tiers, policy, now_s, part, promotable, most(arena), moves=moves)
+            may_have = most(arena)
+            left -= _place(arena, tiers, policy, now_s, part, promotable, may_have, moves=moves)
+            if moves:
+                arena.give_back(may_have)
 
 
-Bytes = NDArray[np.float64]
+def may_have(
+    arena: Steered,
+    *,
+    has: NDArray[np.float64],
+    share: NDArray[np.float64],
+    maximum: Mapping[Rank, float],
+    owed: NDArray[np.float64],
+    leaves: NDArray[np.float64],
+    rooms: NDArray[np.float64],
+) -> Mapping[Rank, float]:
+    """Returns how many bytes more an arena may have of each tier; below 0 it has too many.
+
+    Args:
+        arena: of several of a tenant each leaves its part of what they are to leave.
+        has: what its tenant has of each tier; the same of `share` and `owed`, of a plan.
+        share: empty where there is one tenant alone.
+        maximum: what the tenant may have at most.
+        owed: empty where it has nothing to leave.
+        leaves: what the tenant's arenas could leave, all together.
+        rooms: what the tiers can take. What an arena has left to others it gets only of that.
+    """
+    most = {Rank(r): max(size - has[r], 0.0) for r, size in enumerate(share)}
+    for number, rank in enumerate(arena.ranks):
+        if rank is None:
+            continue
+        if number in arena.giving:
+            most[rank] = min(rooms[rank], most.get(rank, np.inf))
+        if rank < len(owed) and min(owed[rank], arena.leaves(number)) > 0:
+            most[rank] = -float(owed[rank]) * arena.leaves(number) / leaves[rank]
+    for rank, size in maximum.items():
+        left = size - has[rank]
+        most[rank] = min(left, most.get(rank, left))
+    return most
 
 
 def _begin(lease: Lease, now_s: float) -> Steered:
@@ -290,10 +374,10 @@ def _rooms(
     for number, (own, slots, rank) in enumerate(owns):
         free = float(slots * arena.block_bytes)
         if rank is not None:
-            free = min(free, most.get(rank, free))
+            free = max(min(free, most.get(rank, free)), 0.0)
         if number:
             # What rises from a full tier leaves its slots to what makes way for it.
-            free = max(free, 0.0) + budget_bytes
+            free += budget_bytes
         rooms.append(
             TierRoom(
                 rank=Rank(number),
@@ -319,7 +403,7 @@ def _place(
     moves: bool,
 ) -> int:
     """Plans for one arena, and sends; returns how many bytes it may move for that."""
-    found = arena.found(now_s)
+    found, maximum = arena.found(now_s), arena.maximum(most)
     made = plan(
         [Target(pid=arena.lease.pid, pieces=found.pieces, ceiling=np.inf)],
         _rooms(arena, tiers, most, budget_bytes),
@@ -327,6 +411,8 @@ def _place(
         now_s=now_s,
         budget_bytes=budget_bytes,
         promotable=promotable,
+        # Who has too much lets go of hot blocks too; of one tenant alone heat decides everything.
+        tenants=(replace(EVERYBODY, maximum_bytes=maximum), EVERYBODY) if maximum else (EVERYBODY,),
     )
     ids, to = commands(made.moves, found, arena.free_slots(), arena.block_bytes)
     arena.is_active = bool(len(ids))

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.arenas import Arenas, Steered
+from tierd.arenas import Arenas, Steered, may_have
 from tierd.config import Config
 from tierd.decide.guard import judge, promotable
 from tierd.decide.heat import ceiling, fold
 from tierd.decide.latency import Latencies, Way, closed, take_in
 from tierd.decide.pins import NO_PINS, add, by_name, remove, within
-from tierd.decide.placement import plan
+from tierd.decide.placement import Elsewhere, plan
 from tierd.decide.settle import settle, unsettle
 from tierd.decide.zoom import most_doubtful
 from tierd.discover.targets import pins_by_name
@@ -108,7 +108,7 @@ class Daemon:
         self.watched: dict[Pid, Watched] = {}
         self.names = topology.names()
         self.tenants = Tenants(config.tenants, topology.tiers)
-        self.shares = np.zeros((0, 0))
+        self.shares = self.owed = np.zeros((0, 0))
         """Of each tenant and tier but the slowest, as of the last round; empty of one alone."""
         self.rank_of_node, self.node_map = topology.rank_of_node(), topology.node_map()
         self.latencies = Latencies()
@@ -188,8 +188,9 @@ class Daemon:
         if self.record is not None:
             self.record(self._as_seen(begin_s, seen, rooms))
         self.arenas.look(self.topology.tiers, begin_s, self.config.policy.placement)
+        self.owed = np.zeros((0, 0))
         planned_bytes = self._place(fresh, rooms, begin_s) if self.plans else 0
-        self._steer(begin_s, self.budget_bytes - planned_bytes)
+        self._steer(rooms, begin_s, planned_bytes)
         self.rounds += 1
         self.round_s = self.machine.monotonic() - begin_s
         self.rounds_s += self.round_s
@@ -204,52 +205,50 @@ class Daemon:
         self._zoom(targets, begin_s)
         return int(made.moves["bytes"].sum())
 
-    def _steer(self, now_s: float, budget_bytes: int) -> None:
-        """Places the arenas' blocks with what the targets' pages have left of the budget."""
+    def _steer(self, rooms: Sequence[TierRoom], now_s: float, taken_bytes: int) -> None:
+        """Places the arenas' blocks with what the targets' pages have left of room and budget."""
         if not self.arenas.all():
             return
-        has = self.resident_of_tenants()
+        has, leaves = self.resident_of_tenants(), self._in_arenas().leaves
+        free = [room.free_bytes - room.headroom_bytes - taken_bytes for room in rooms]
 
         def most(arena: Steered) -> Mapping[Rank, float]:
-            return self._most_of_tiers(self.tenants.index(arena.cgroup), has)
+            tenant = self.tenants.index(arena.cgroup)
+            is_counted = len(self.owed) and self._tenant_of(arena) is not None
+            return may_have(
+                arena,
+                has=has[tenant],
+                share=self.shares[tenant] if len(self.shares) else np.zeros(0),
+                maximum=self.tenants.all[tenant].maximum_bytes,
+                owed=self.owed[tenant] if is_counted else np.zeros(0),
+                leaves=leaves[tenant],
+                rooms=np.maximum(free, 0.0),
+            )
 
         self.arenas.place(
             self.topology.tiers,
             self.policy(),
             now_s=now_s,
-            budget_bytes=max(budget_bytes, 0),
+            budget_bytes=max(self.budget_bytes - taken_bytes, 0),
             promotable=self._promotable(),
             most=most,
             moves=self.config.policy.mode.moves and not self.paused and not self.yields,
         )
 
-    def _most_of_tiers(self, tenant: int, has: NDArray[np.float64]) -> Mapping[Rank, float]:
-        """Returns how many bytes more a tenant may have of the tiers; below 0 it has too many.
-
-        A share is not taken back from arenas: what makes way in them leaves its memory to nobody.
-        """
-        shares = self.shares[tenant] if len(self.shares) else np.zeros(0)
-        most = {Rank(r): max(share - has[tenant, r], 0.0) for r, share in enumerate(shares)}
-        for rank, size in self.tenants.all[tenant].maximum_bytes.items():
-            left = size - has[tenant, rank]
-            most[rank] = left if left < 0 else min(left, most.get(rank, left))
-        return most
-
     def resident_of_tenants(self) -> NDArray[np.float64]:
         """Returns what each tenant has on each tier, of targets and in arenas."""
-        has = self._in_arenas()
+        has: NDArray[np.float64] = self._in_arenas().has
         for watched in self.watched.values():
             has[self.tenants.index(watched.process.cgroup)] += watched.resident_bytes()
         return has
 
-    def _in_arenas(self) -> NDArray[np.float64]:
+    def _in_arenas(self) -> Elsewhere:
         """Returns what each tenant has in arenas, but for those in pages of a target."""
+        return self.arenas.elsewhere(len(self.tenants.all), self._tenant_of)
 
-        def tenant_of(arena: Steered) -> int | None:
-            is_target = arena.lease.pid in self.watched
-            return None if is_target else self.tenants.index(arena.cgroup)
-
-        return self.arenas.resident(len(self.tenants.all), tenant_of)
+    def _tenant_of(self, arena: Steered) -> int | None:
+        is_target = arena.lease.pid in self.watched
+        return None if is_target else self.tenants.index(arena.cgroup)
 
     def _as_seen(self, now_s: float, seen: Sequence[Accesses], rooms: Sequence[TierRoom]) -> Round:
         return Round(
@@ -551,9 +550,9 @@ class Daemon:
             closed=self.closed,
             tenants=self.tenants.all,
             sorted_by_kernel=self.sorted_by_kernel,
-            elsewhere=self._in_arenas(),
+            elsewhere=self._in_arenas() if self.arenas.all() else None,
         )
-        self.shares = made.shares
+        self.shares, self.owed = made.shares, made.owed
         self.gaps_ns = made.gaps_ns
         self.flows.note(made)
         first = 0

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,16 +19,30 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.unit.conftest import CXL_ERRORS
-from tests.unit.machine import HOT, SPAN, FakeSampler, Machine, Memory, half_hot
+from tests.unit.machine import (
+    DRAM,
+    HALF_HOT,
+    HOT,
+    NODES,
+    PAGES,
+    SPAN,
+    FakeSampler,
+    Machine,
+    Memory,
+    half_hot,
+)
+from tests.unit.replay import MIB
 from tests.unit.test_leases import until
+from tests.unit.world import snapshot
 from tierd.api.server import unix_listener
 from tierd.arena import Arena
 from tierd.arena.shared import Copies, Shared, SharedTier
-from tierd.arenas import Arenas
+from tierd.arena.wire import GIVE_BACK
+from tierd.arenas import GIVING_ROUNDS, Arenas
 from tierd.config import Config, Mode, Place, PolicyConfig, TenantConfig
 from tierd.daemon import Daemon
 from tierd.leases import Leases, Limits, leasing
-from tierd.model import Pid, TierKind
+from tierd.model import NodeId, Pid, TierKind
 from tierd.observe import metrics
 from tierd.tiers.memory import cxl, dram
 
@@ -182,7 +197,7 @@ class FakeLease:
 
     def __init__(self, blocks: int, slots: int, cgroup: str | None = None) -> None:
         told = [
-            SharedTier(name="dram", kind=TierKind.DRAM, slots=slots),
+            SharedTier(name="dram", kind=TierKind.DRAM, slots=slots, gives_back=True),
             SharedTier(name="nvme", kind=TierKind.SWAP, slots=blocks),
         ]
         self.shared = Shared.create(BLOCK_BYTES, blocks, told)
@@ -286,7 +301,9 @@ def test_more_than_a_tenants_maximum_goes_down(machine: Machine) -> None:
     assert len(sent) == 30
     lease.shared.places[sent["block"]] = 1
     machine.rounds(daemon, 20)
-    assert len(lease.sent) == 1
+    later = np.concatenate(lease.sent[1:])
+    assert set(later["block"]) == {GIVE_BACK}, "what it left is for others"
+    assert len(later) == GIVING_ROUNDS
     db, _ = machine.told[-1]["tenants"]
     assert db["resident"]["dram"] == 10 * BLOCK_BYTES
 
@@ -307,6 +324,92 @@ def test_an_arenas_bytes_count_for_its_tenants_share(machine: Machine) -> None:
     lease.shared.places[:] = 255
     machine.rounds(daemon, 5)
     assert sum(machine.mover.moved) > 0
+
+
+class Obedient(FakeLease):
+    """A fake arena that does at once what it is told, and holds memory until it gives it back."""
+
+    def __init__(self, blocks: int, cgroup: str) -> None:
+        super().__init__(blocks, blocks, cgroup)
+        self.shared.places[:] = 0
+        self.held = blocks
+
+    def send(self, commands: NDArray[np.void]) -> int:
+        for block, tier in commands.tolist():
+            if block == GIVE_BACK:
+                self.held = self.on_dram()
+            else:
+                self.shared.places[block] = tier
+        self.held = max(self.held, self.on_dram())
+        return super().send(commands)
+
+    def on_dram(self) -> int:
+        return int(np.count_nonzero(self.shared.places == 0))
+
+
+class SharedMachine(Machine):
+    """A fake machine whose DRAM an arena holds too."""
+
+    def __init__(self, lease: Obedient) -> None:
+        super().__init__(fast_bytes=(lease.held + 8) * BLOCK_BYTES)
+        self.lease = lease
+
+    def free_bytes(self) -> dict[NodeId, int]:
+        free = super().free_bytes()
+        free[NODES[0]] -= self.lease.held * BLOCK_BYTES
+        assert free[NODES[0]] >= 0
+        return free
+
+
+@pytest.mark.parametrize(
+    ("warm", "weight", "left_mib"), [(0, 100, 32), (1024, 100, 32), (1024, 300, 48), (512, 100, 32)]
+)
+def test_an_arena_leaves_what_others_have_a_share_of(
+    warm: int, weight: float, left_mib: int
+) -> None:
+    """64 MiB of DRAM are an arena's; of a process of another tenant 32 MiB are hot."""
+    lease = Obedient(1024, "/db")
+    machine = SharedMachine(lease)
+    machine.start(HOT, Memory(SPAN))
+    config = Config(
+        tenants=(tenant("/db", weight=weight),),
+        policy=replace(Config().policy, headroom_percent=0),
+    )
+    daemon = machine.daemon(FakeSampler(half_hot(900), machine), config)
+    daemon.arenas = Arenas(lambda: [lease])
+    for _ in range(150):
+        lease.shared.counts[:warm] += 40
+        machine.rounds(daemon, 1)
+    there = lease.on_dram() * BLOCK_BYTES / MIB
+    assert there == pytest.approx(left_mib, abs=4)
+    assert machine.memory[HOT].share(HALF_HOT, DRAM) * 32 == pytest.approx(64 - there, abs=5)
+    before = len(lease.sent)
+    for _ in range(30):
+        lease.shared.counts[:warm] += 40
+        machine.rounds(daemon, 1)
+    assert sum(len(sent) for sent in lease.sent[before:]) <= 40, "it goes up and down"
+
+    machine.end(HOT)
+    daemon.sampler.lost.append(HOT)  # type: ignore[attr-defined]
+    for _ in range(60):
+        lease.shared.counts[:warm] += 40
+        machine.rounds(daemon, 1)
+    if warm > 512:
+        assert lease.on_dram() * BLOCK_BYTES / MIB > 60, "what it left comes back"
+
+
+def test_what_nobody_lacks_an_arena_keeps() -> None:
+    lease = Obedient(1024, "/db")
+    machine = SharedMachine(lease)
+    machine.start(HOT, Memory(SPAN))
+    daemon = machine.daemon(
+        FakeSampler([snapshot([0, PAGES], [0], at_s=n * 0.4) for n in range(100)], machine),
+        Config(tenants=(tenant("/db"),), policy=replace(Config().policy, headroom_percent=0)),
+    )
+    daemon.arenas = Arenas(lambda: [lease])
+    machine.rounds(daemon, 30)
+    assert lease.on_dram() == lease.held == 1024
+    assert lease.sent == []
 
 
 def test_metrics_tell_of_arenas_by_tenant(machine: Machine) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.test_decide import PLACES, on_three_tiers, pieces, rooms
 from tests.unit.world import AGGREGATION_S, World, mapped, window
 from tierd.decide.heat import COLD_PER_PAGE_S, ceiling, fold, score
-from tierd.decide.placement import plan
+from tierd.decide.placement import SLACK, nothing_elsewhere, plan
 from tierd.decide.settle import settle
 from tierd.decide.shares import by_weight, divide
 from tierd.model import (
@@ -282,6 +282,45 @@ def test_beyond_a_maximum_what_rests_is_waited_for(
     )
     starts = {None: [], "hot": held["start"][:1].tolist(), "warm": held["start"][1:].tolist()}
     assert made.moves["start"].tolist() == starts[goes]
+
+
+@given(
+    has=st.lists(st.integers(0, 1000), min_size=2, max_size=2),
+    wants=st.lists(st.integers(0, 2000), min_size=2, max_size=2),
+    hot=st.lists(st.integers(1, 600), min_size=2, max_size=2),
+    free=st.integers(0, 500),
+    can_leave=st.lists(st.booleans(), min_size=2, max_size=2),
+)
+def test_what_is_owed_is_what_others_lack_of_their_shares(
+    has: list[int], wants: list[int], hot: list[int], free: int, can_leave: list[bool]
+) -> None:
+    """Of two tenants with something elsewhere, and hot pages in the slow tier."""
+    elsewhere = nothing_elsewhere(2)
+    elsewhere.has[:, FAST] = np.multiply(has, PAGE_BYTES)
+    elsewhere.wants[:, FAST] = np.multiply(wants, PAGE_BYTES)
+    elsewhere.leaves[:, FAST] = elsewhere.has[:, FAST] * can_leave
+    targets = [
+        Target(pid=Pid(n), pieces=pieces((0, pages, 1.0, [0.0, 1.0])), ceiling=np.inf, tenant=n)
+        for n, pages in enumerate(hot)
+    ]
+    of = [tenant("a"), tenant("b")]
+    made = plan(
+        targets,
+        rooms(free, 5000),
+        Policy(),
+        now_s=0.0,
+        budget_bytes=1 << 40,
+        tenants=of,
+        elsewhere=elsewhere,
+    )
+    owed, share = made.owed[:, FAST] / PAGE_BYTES, made.shares[:, FAST] / PAGE_BYTES
+    lacking = np.minimum(hot, np.maximum(share - has, 0.0))
+    beyond = np.minimum(np.maximum(has - share, 0.0), np.multiply(has, can_leave))
+    assert (owed <= beyond + 1e-6).all()
+    assert owed.sum() <= max(lacking.sum() - free, 0.0) + 1e-6
+    tier = sum(has) + free
+    if lacking.sum() - free > SLACK * tier:
+        assert owed.sum() == pytest.approx(min(lacking.sum() - free, beyond.sum()), abs=1)
 
 
 def test_nobody_makes_way_while_nothing_may_rise() -> None:

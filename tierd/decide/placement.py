@@ -33,8 +33,10 @@ from tierd.model import (
     MAX_TIERS,
     MOVE,
     PAGE_BYTES,
+    PIECE,
     Flags,
     Kept,
+    Pid,
     Plan,
     Policy,
     Target,
@@ -55,6 +57,29 @@ SLACK = 0.01
 
 HEADROOM_LOW = 0.5
 """Cold bytes are demoted once free memory falls below this share of the headroom."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """What tenants have besides targets' pages, and want to have: bytes by tenant and tier.
+
+    Of what they have, `leaves` can be left to others; of what they want, `rises` would come to a
+    tier if there were room.
+    """
+
+    has: Floats
+    wants: Floats
+    leaves: Floats
+    rises: Floats
+
+
+_NOTHING = Target(pid=Pid(0), pieces=np.zeros(0, PIECE), ceiling=np.inf)
+"""In place of targets where there are none, but tenants with something elsewhere."""
+
+
+def nothing_elsewhere(tenants: int) -> Elsewhere:
+    has, wants, leaves, rises = np.zeros((4, tenants, MAX_TIERS))
+    return Elsewhere(has=has, wants=wants, leaves=leaves, rises=rises)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +113,7 @@ def plan(
     closed: frozenset[Way] = frozenset(),
     tenants: Sequence[Tenant] = (EVERYBODY,),
     sorted_by_kernel: bool = False,
-    elsewhere: Floats | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> Plan:
     """Returns the moves worth making now.
 
@@ -102,10 +127,12 @@ def plan(
         closed: the ways up that nothing goes but what is pinned.
         tenants: whose the targets are; of one alone, heat decides everything.
         sorted_by_kernel: whether the kernel promotes single pages, and keeps some room for that.
-        elsewhere: bytes by tenant and tier that count for their shares, and are not these targets'.
+        elsewhere: what counts for the tenants' shares besides, and is placed by others.
     """
+    if not targets and elsewhere is not None:
+        targets = [_NOTHING]
     lengths = [len(t.pieces) for t in targets]
-    if not sum(lengths) or len(rooms) < 2:
+    if (not sum(lengths) and elsewhere is None) or len(rooms) < 2:
         return Plan(
             pids=tuple(target.pid for target in targets),
             moves=np.zeros(0, MOVE),
@@ -128,7 +155,7 @@ def plan(
         budget_bytes=float(budget_bytes),
         rising_bytes=budget_bytes * promotable,
         sorted_by_kernel=sorted_by_kernel,
-        elsewhere=np.zeros((len(tenants), MAX_TIERS)) if elsewhere is None else elsewhere,
+        elsewhere=nothing_elsewhere(len(tenants)) if elsewhere is None else elsewhere,
     )
     if any(np.any(t.fixed) for t in targets):
         step.leave_out(_by_piece([t.fixed for t in targets], lengths))
@@ -139,6 +166,7 @@ def plan(
         moves=_moves(pieces, owner, step.demotions[::-1] + step.promotions),
         gaps_ns=tuple(map(step.gap_ns, range(len(rooms) - 1))),
         shares=np.array(step.shares).reshape(-1, len(tenants)).T,
+        owed=np.array(step.owed).reshape(-1, len(tenants)).T,
         kept={why: int(size) for why, size in step.kept.items() if size >= PAGE_BYTES},
         kept_codes=step.kept_codes,
     )
@@ -193,7 +221,7 @@ class _Steps:
         budget_bytes: float,
         rising_bytes: float,
         sorted_by_kernel: bool,
-        elsewhere: Floats,
+        elsewhere: Elsewhere,
     ) -> None:
         length = (pieces["end"] - pieces["start"]).astype(np.float64)
         self.bytes = length[:, None] * pieces["resident"][:, : len(rooms)]
@@ -209,6 +237,7 @@ class _Steps:
         self.weight = np.array([each.weight for each in tenants])
         self.class_ = np.array([each.class_.rank for each in tenants])
         self.shares: list[Floats] = []
+        self.owed: list[Floats] = []
         self.held = pieces["held_until_s"] > now_s
         self.refused, self.swings = pieces["refusals"] > 0, pieces["swings"] > 0
         # What has just risen may rise on; what others of its pages were refused is not among that.
@@ -332,15 +361,15 @@ class _Steps:
         budgets are divided by weight alone, or a class could keep the others' guarantees from being
         made good.
         """
-        has = self._by_tenant(self.tenant, self.bytes[:, rank]) + self.elsewhere[:, rank]
+        has = self._by_tenant(self.tenant, self.bytes[:, rank]) + self.elsewhere.has[:, rank]
         share = self._shares(rank, rising, has)
         self.shares.append(share)
-        gain = self._by_tenant(self.tenant[rising.piece], rising.size)
-        gain = np.minimum(gain, np.maximum(share - has, 0.0))
         guaranteed = self._of_tier("guaranteed_bytes", rank)
-        due = np.minimum(gain, np.maximum(guaranteed - has, 0.0))
+        rises = self._by_tenant(self.tenant[rising.piece], rising.size)
+        gain, due = _gains(rises, has, share, guaranteed)
+        all_gain, all_due = _gains(rises + self.elsewhere.rises[:, rank], has, share, guaranteed)
         tier_bytes = float(has.sum() + self.free[rank])
-        lacking = self._lacking(rank, float(gain.sum()), float(due.sum()), tier_bytes)
+        lacking = self._lacking(rank, float(all_gain.sum()), float(all_due.sum()), tier_bytes)
         sinking = self._reclaim(rank, sinking, has, share, lacking)
         room = max(self.free[rank], 0.0)
         first = _in_proportion(room, due)
@@ -383,8 +412,8 @@ class _Steps:
             guaranteed=self._of_tier("guaranteed_bytes", rank),
             maximum=self._of_tier("maximum_bytes", rank, np.inf),
             weight=self.weight,
-            used=used + below + self.elsewhere[:, rank],
-            wanted=hot + below + self.elsewhere[:, rank],
+            used=used + below + self.elsewhere.wants[:, rank],
+            wanted=hot + below + self.elsewhere.wants[:, rank],
             class_=self.class_,
         )
 
@@ -415,6 +444,8 @@ class _Steps:
 
         The last class makes way before the others, and within each the coldest bytes.
 
+        What they have elsewhere makes way for what is lacking then.
+
         Returns:
             what may make way still.
         """
@@ -429,6 +460,9 @@ class _Steps:
         most = self.budget_bytes / 2
         taken = _up_to(taken, min(self._below(rank), most))
         self._demote(sinking, taken, rank, spare=most - taken.sum())
+        left = np.maximum(has - share - self._by_tenant(self.tenant[sinking.piece], taken), 0.0)
+        left = np.minimum(left, self.elsewhere.leaves[:, rank])
+        self.owed.append(_in_proportion(max(lacking - taken.sum(), 0.0), left))
         return replace(sinking, size=sinking.size - taken)
 
     def _beyond(self, rank: int, sinking: _Stock, size: Floats) -> Floats:
@@ -451,7 +485,7 @@ class _Steps:
         stays, owner = self._stays(rank), self.tenant[sinking.piece]
         unwanted = self._by_tenant(owner, sinking.size * ~stays[sinking.piece])
         wanted = self._by_tenant(self.tenant, self.bytes[:, rank] * stays)
-        wanted += self.elsewhere[:, rank]
+        wanted += np.minimum(self.elsewhere.has, self.elsewhere.wants)[:, rank]
         over = np.maximum(has - share, 0.0)
         return np.minimum(over, unwanted + np.maximum(wanted - share, 0.0))
 
@@ -640,6 +674,12 @@ def times_the_mean(size: Floats) -> Floats:
     end = np.cumsum(size / np.maximum(size.sum(axis=1, keepdims=True), 1.0), axis=1)
     begin = np.concatenate([np.zeros((len(size), 1)), end[:, :-1]], axis=1)
     return np.asarray(2 - begin - end, np.float64)
+
+
+def _gains(rises: Floats, has: Floats, share: Floats, guaranteed: Floats) -> tuple[Floats, Floats]:
+    """Returns how much of what would rise each tenant's share has room for, and its guarantee."""
+    gain = np.minimum(rises, np.maximum(share - has, 0.0))
+    return gain, np.minimum(gain, np.maximum(guaranteed - has, 0.0))
 
 
 def _in_proportion(limit: float, size: Floats) -> Floats:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uses few of an arena's blocks, which are on the slow node; argument: the daemon's socket.
+"""Uses few of an arena's blocks, which are on the slow node.
 
-Each second it prints how many of these there are, and how many are in the fast tier.
+Arguments: the daemon's socket, and how many MiB the arena has of the fast node. Each second it
+prints how many of these there are, and how many are in the fast tier.
 """
 
 import sys
@@ -12,13 +13,14 @@ import numpy as np
 from tierd.arena import Arena
 from tierd.tiers.memory import cxl, dram
 
-BLOCK_BYTES, BLOCKS, HOT = 64 << 10, 320, 64
-FAST_BYTES, SLOW_BYTES = 8 << 20, 16 << 20
+BLOCK_BYTES, HOT = 64 << 10, 64
 
-tiers = [dram(FAST_BYTES, nodes=[0]), cxl(SLOW_BYTES, nodes=[1])]
-with Arena(BLOCK_BYTES, tiers, blocks=BLOCKS, daemon=sys.argv[1], name="skewed") as arena:
-    ids = np.arange(BLOCKS)
-    arena.write(ids, np.ones((BLOCKS, BLOCK_BYTES), np.uint8))
+fast_bytes = int(sys.argv[2]) << 20
+blocks = fast_bytes // BLOCK_BYTES + 3 * HOT
+tiers = [dram(fast_bytes, nodes=[0]), cxl(2 * fast_bytes, nodes=[1])]
+with Arena(BLOCK_BYTES, tiers, blocks=blocks, daemon=sys.argv[1], name="skewed") as arena:
+    ids = np.arange(blocks)
+    arena.write(ids, np.ones((blocks, BLOCK_BYTES), np.uint8))
     hot, random = ids[-HOT:], np.random.default_rng(1)
     while True:
         print(HOT, np.count_nonzero(arena.places(hot) == 0), flush=True)
