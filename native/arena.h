@@ -57,6 +57,7 @@ struct job {
 	uint8_t tries;
 	uint8_t leaves; /* to make room, and counted in @leaving */
 	uint8_t goes_on; /* to @tier, from the memory that it passes through */
+	uint8_t awaited; /* by somebody who sleeps until it is done */
 	int8_t outcome; /* negative errno of the last move, or 0 */
 };
 

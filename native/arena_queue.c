@@ -85,9 +85,15 @@ int tierd_await_blocks(struct tierd_arena *arena, const int64_t *ids, size_t cou
 	if (!all_in_range(arena, ids, count))
 		return -EINVAL;
 	pthread_mutex_lock(&arena->lock);
-	for (size_t i = 0; i < count && ret == 0; i++)
-		while (arena->jobs[ids[i]].state != RESTS && ret == 0)
+	/* The last first: when that is done, the others mostly are, and this has woken once. */
+	for (size_t i = count; i > 0 && ret == 0; i--) {
+		struct job *job = &arena->jobs[ids[i - 1]];
+
+		while (job->state != RESTS && ret == 0) {
+			job->awaited = 1;
 			ret = -pthread_cond_timedwait(&arena->done, &arena->lock, &until);
+		}
+	}
 	for (size_t i = 0; i < count && ret == 0; i++)
 		ret_outcomes[i] = arena->jobs[ids[i]].outcome;
 	pthread_mutex_unlock(&arena->lock);
@@ -98,8 +104,10 @@ int tierd_await_blocks(struct tierd_arena *arena, const int64_t *ids, size_t cou
 void settle_job(struct tierd_arena *arena, uint32_t block, int outcome)
 {
 	struct job *job = &arena->jobs[block];
+	int awaited;
 
 	pthread_mutex_lock(&arena->lock);
+	awaited = job->awaited;
 	if (outcome == 0)
 		arena->tally.moved++;
 	else if (outcome == -EBUSY || outcome == -ENOENT)
@@ -116,7 +124,8 @@ void settle_job(struct tierd_arena *arena, uint32_t block, int outcome)
 		arena->leaving -= job->leaves;
 		*job = (struct job){ .outcome = (int8_t)outcome };
 	}
-	pthread_cond_broadcast(&arena->done);
+	if (awaited && job->state == RESTS)
+		pthread_cond_broadcast(&arena->done);
 	pthread_mutex_unlock(&arena->lock);
 }
 
