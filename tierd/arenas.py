@@ -356,10 +356,17 @@ def _ranks(copies: Copies, tiers: Sequence[Tier]) -> tuple[Rank | None, ...]:
 
 
 def _latencies(arena: Steered, tiers: Sequence[Tier]) -> list[int | None]:
-    """Returns what an access takes on each of an arena's tiers, None where that is not known."""
-    kinds = [own.kind for own in arena.lease.copies.tiers]
+    """Returns what an access takes on each of an arena's tiers, None where that is not known.
+
+    Of the machine's tiers it is as the machine has it, of others as the program says.
+    """
+    owns = arena.lease.copies.tiers
+    kinds = [own.kind for own in owns]
     measured = {tier.rank: tier.latency_ns for tier in tiers}
-    known = [None if rank is None else measured.get(rank) for rank in arena.ranks]
+    known = [
+        own.latency_ns if rank is None else measured.get(rank) or own.latency_ns
+        for own, rank in zip(owns, arena.ranks, strict=True)
+    ]
     if not any(kind in FAR_NS for kind in kinds):
         return known
     guess = {**NEAR_NS, **FAR_NS}

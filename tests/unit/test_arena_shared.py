@@ -22,7 +22,7 @@ from tierd.tiers.memory import cxl, dram
 
 TIERS = [
     SharedTier(name="dram", kind=TierKind.DRAM, slots=4),
-    SharedTier(name="far", kind=TierKind.CXL, slots=9),
+    SharedTier(name="far", kind=TierKind.CXL, slots=9, latency_ns=400),
 ]
 
 

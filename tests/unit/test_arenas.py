@@ -195,10 +195,12 @@ class FakeLease:
 
     name, pid, user_id, command = "evil", Pid(666), 0, "evil"
 
-    def __init__(self, blocks: int, slots: int, cgroup: str | None = None) -> None:
+    def __init__(
+        self, blocks: int, slots: int, cgroup: str | None = None, far_ns: int | None = None
+    ) -> None:
         told = [
             SharedTier(name="dram", kind=TierKind.DRAM, slots=slots, gives_back=True),
-            SharedTier(name="nvme", kind=TierKind.SWAP, slots=blocks),
+            SharedTier(name="nvme", kind=TierKind.SWAP, slots=blocks, latency_ns=far_ns),
         ]
         self.shared = Shared.create(BLOCK_BYTES, blocks, told)
         self.copies = Copies(self.shared.fd)
@@ -246,6 +248,20 @@ def test_garbage_neither_stops_the_daemon_nor_its_commands(noise: list[bytes], s
 
 def heated(lease: FakeLease, hot: NDArray[np.intp]) -> None:
     lease.shared.counts[hot] += 400
+
+
+@pytest.mark.parametrize("far_ns", [101, None])
+def test_what_a_program_says_of_a_tiers_latency_counts(
+    machine: Machine, far_ns: int | None
+) -> None:
+    lease = FakeLease(200, 40, far_ns=far_ns)
+    lease.shared.places[:] = 1
+    daemon = machine.daemon(FakeSampler(half_hot(20), machine))
+    daemon.arenas = Arenas(lambda: [lease])
+    for _ in range(3):
+        heated(lease, np.arange(100, 120))
+        machine.rounds(daemon, 1)
+    assert any(map(len, lease.sent)) == (far_ns is None)
 
 
 def test_of_a_program_that_is_behind_only_what_rises_is_sent(machine: Machine) -> None:

@@ -165,7 +165,13 @@ def test_a_block_that_does_not_fit(drawer: Drawer) -> None:
 
 
 @pytest.mark.parametrize(
-    "facts", [None, "fast", Facts(name="", kind=TierKind.DRAM, capacity_bytes=1)]
+    "facts",
+    [
+        None,
+        "fast",
+        Facts(name="", kind=TierKind.DRAM, capacity_bytes=1),
+        Facts(name="far", kind=TierKind.DRAM, capacity_bytes=1, latency_ns=-3),
+    ],
 )
 def test_one_that_tells_nothing_of_itself(facts: object) -> None:
     class Silent(Drawer):
@@ -173,7 +179,7 @@ def test_one_that_tells_nothing_of_itself(facts: object) -> None:
         def facts(self) -> Facts:
             return facts  # type: ignore[return-value]
 
-    with pytest.raises(TierFailed, match=r"its facts are|its name"):
+    with pytest.raises(TierFailed, match=r"its facts are|its name|its latency -3 is no"):
         Fence(Silent(8, BLOCK))
 
 

@@ -128,6 +128,7 @@ class Arena:
                 name=fence.name,
                 kind=fence.facts.kind,
                 slots=fence.slots,
+                latency_ns=fence.facts.latency_ns,
                 gives_back=fence.gives_back,
             )
             for fence in self._fences

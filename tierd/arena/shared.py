@@ -24,7 +24,7 @@ MAGIC = b"tierdarn"
 VERSION = 1
 
 TIER = np.dtype(
-    [("name", "S24"), ("kind", "S8"), ("slots", "<u8"), ("rank", "<u4"), ("flags", "<u4")]
+    [("name", "S24"), ("kind", "S8"), ("slots", "<u8"), ("latency_ns", "<u4"), ("flags", "<u4")]
 )
 GIVES_BACK = 1
 """A flag: the memory of free slots can be given back."""
@@ -59,6 +59,7 @@ class SharedTier:
     name: str
     kind: TierKind
     slots: int
+    latency_ns: int | None = None
     gives_back: bool = False
 
 
@@ -92,7 +93,7 @@ class Shared:
         header["bytes"] = header["places_at"] + _pages(blocks)
         header["tiers"] = len(tiers)
         for rank, tier in enumerate(tiers):
-            header["tier"][rank] = _tier(tier, rank)
+            header["tier"][rank] = _tier(tier)
         fd = os.memfd_create("tierd-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, int(header["bytes"]))
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
@@ -196,9 +197,10 @@ def _check(header: NDArray[np.void], size_bytes: int) -> None:
         raise Damaged(f"an arena's memory has {size_bytes} bytes of {expected[-1]}")
 
 
-def _tier(tier: SharedTier, rank: int) -> tuple[bytes, str, int, int, int]:
+def _tier(tier: SharedTier) -> tuple[bytes, str, int, int, int]:
     flags = GIVES_BACK if tier.gives_back else 0
-    return tier.name.encode(), tier.kind.value, tier.slots, rank, flags
+    latency_ns = min(tier.latency_ns or 0, np.iinfo(np.uint32).max)
+    return tier.name.encode(), tier.kind.value, tier.slots, latency_ns, flags
 
 
 def _tiers(header: NDArray[np.void]) -> tuple[SharedTier, ...]:
@@ -209,6 +211,7 @@ def _tiers(header: NDArray[np.void]) -> tuple[SharedTier, ...]:
                 name=tier["name"].decode(),
                 kind=TierKind(tier["kind"].decode()),
                 slots=int(tier["slots"]),
+                latency_ns=int(tier["latency_ns"]) or None,
                 gives_back=bool(tier["flags"] & GIVES_BACK),
             )
             for tier in told

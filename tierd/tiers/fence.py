@@ -84,6 +84,9 @@ class Fence:
             raise self.fail(f"its facts are {_kind(facts)}")
         if not 0 < len(facts.name.encode()) <= NAME_BYTES:
             raise self.fail(f"its name {facts.name!r} is not of 1 to {NAME_BYTES} bytes")
+        latency: object = facts.latency_ns
+        if latency is not None and not (isinstance(latency, int) and latency > 0):
+            raise self.fail(f"its latency {latency!r} is no number of nanoseconds")
         self.facts, self.name = facts, facts.name
 
     def reserve(self, block_bytes: int) -> None:
