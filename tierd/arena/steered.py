@@ -67,7 +67,8 @@ class Steering:
         self._blocks, self._shared, self._give_back = blocks, shared, give_back
         self._path, self._hello = path, pack_hello(name)
         self._stopped = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._end = weakref.finalize(self, os.close, self._stopped)
+        # Not when the program ends: the arena's end, which comes after, stops the thread by it.
+        weakref.finalize(self, os.close, self._stopped).atexit = False
         self._channel: socket.socket | None = None
         self._why_not: str | None = "not asked yet"
         self._commands = self._wrong = 0
