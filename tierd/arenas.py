@@ -71,6 +71,8 @@ class Steered:
     tries: NDArray[np.uint8]
     held_until_s: NDArray[np.float64]
     at_s: float
+    since_s: float
+    """When it was seen first; what was used before is not known."""
     used: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Blocks on each of its tiers."""
     due: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -139,6 +141,12 @@ class Steered:
     def leaves(self, number: int) -> int:
         """Returns what of that it could leave to others."""
         return self.due_bytes(number) if self.lease.copies.tiers[number].gives_back else 0
+
+    def idle(self, number: int, long_s: float) -> int:
+        """Returns what it could leave of that and has not used for `long_s`, as far as is known."""
+        if self.at_s - self.since_s < long_s:
+            return 0
+        return min(self.leaves(number), int((self.due - self.warm)[number]) * self.block_bytes)
 
     def wants(self, number: int) -> tuple[int, int]:
         """Returns how many blocks that are used are on one of its tiers, and could come there."""
@@ -233,12 +241,15 @@ class Arenas:
             if self._known.get(number) is not arena:
                 self._gone.update(arena.outcomes)
 
-    def elsewhere(self, tenants: int, tenant_of: Callable[[Steered], int | None]) -> Elsewhere:
+    def elsewhere(
+        self, tenants: int, tenant_of: Callable[[Steered], int | None], long_s: float
+    ) -> Elsewhere:
         """Returns what tenants have, or are to have, in arenas on each of the machine's tiers.
 
         Args:
             tenants: how many there are.
             tenant_of: tells whose an arena is; None where it is counted otherwise.
+            long_s: what was not used for so long is idle.
         """
         found = nothing_elsewhere(tenants)
         for arena in self._known.values():
@@ -249,6 +260,7 @@ class Arenas:
                 warm, rising = arena.wants(number)
                 found.has[tenant, rank] += arena.due_bytes(number)
                 found.leaves[tenant, rank] += arena.leaves(number)
+                found.idle[tenant, rank] += arena.idle(number, long_s)
                 found.wants[tenant, rank] += (warm + rising) * arena.block_bytes
                 if number in arena.giving:
                     found.rises[tenant, rank] += rising * arena.block_bytes
@@ -343,6 +355,7 @@ def _begin(lease: Lease, now_s: float) -> Steered:
         tries=np.zeros(blocks, np.uint8),
         held_until_s=np.full(blocks, -np.inf),
         at_s=now_s,
+        since_s=now_s,
     )
     lease.copy(arena.counts, arena.places)  # what was counted before is of a time unknown
     return arena

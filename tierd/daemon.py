@@ -244,7 +244,8 @@ class Daemon:
 
     def _in_arenas(self) -> Elsewhere:
         """Returns what each tenant has in arenas, but for those in pages of a target."""
-        return self.arenas.elsewhere(len(self.tenants.all), self._tenant_of)
+        long_s = self.config.policy.placement.long_s
+        return self.arenas.elsewhere(len(self.tenants.all), self._tenant_of, long_s)
 
     def _tenant_of(self, arena: Steered) -> int | None:
         is_target = arena.lease.pid in self.watched

@@ -145,6 +145,7 @@ for line in sys.stdin:
     for _ in range(40):
         with arena.acquire(hot) as held:
             sum(int(block[0]) for block in held)
+    arena.wait(ids)
     print(int((arena.places(hot) == 0).sum()), len(hot), flush=True)
 """
 
@@ -154,10 +155,12 @@ def test_another_program_is_steered(machine: Machine, leases: Leases, path: Path
         [sys.executable, "-c", PROGRAM, str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     ) as program:
         assert program.stdin is not None
         assert program.stdout is not None
+        assert program.stderr is not None
         until(lambda: len(leases.all()) == 1)
         daemon = a_daemon(machine, leases)
         fast, of = 0, -1
@@ -168,8 +171,10 @@ def test_another_program_is_steered(machine: Machine, leases: Leases, path: Path
             if fast == of:
                 break
             machine.rounds(daemon, 1)
+            until(lambda: not leases.all()[0].is_behind())
         assert fast == of
         program.stdin.close()
+        assert program.stderr.read() == "", "it ends as it is, without close()"
 
 
 @pytest.mark.parametrize("how", ["observe", "pause"])
@@ -412,6 +417,34 @@ def test_an_arena_leaves_what_others_have_a_share_of(
         machine.rounds(daemon, 1)
     if warm > 512:
         assert lease.on_dram() * BLOCK_BYTES / MIB > 60, "what it left comes back"
+
+
+@pytest.mark.parametrize("tenants", [(), (tenant("/db"),)])
+@pytest.mark.parametrize(("warm", "left_mib"), [(0, 32), (768, 48), (1024, 64)])
+def test_unused_blocks_make_way_for_hot_pages_of_the_same_tenant(
+    tenants: tuple[TenantConfig, ...], warm: int, left_mib: int
+) -> None:
+    """64 MiB of DRAM are an arena's; of a process of the same tenant 32 MiB are hot."""
+    lease = Obedient(1024, "/other")
+    machine = SharedMachine(lease)
+    machine.start(HOT, Memory(SPAN))
+    policy = replace(Config().policy, headroom_percent=0)
+    daemon = machine.daemon(
+        FakeSampler(half_hot(900), machine), Config(tenants=tenants, policy=policy)
+    )
+    daemon.arenas = Arenas(lambda: [lease])
+    for seconds in range(100):
+        lease.shared.counts[:warm] += 40
+        machine.rounds(daemon, 1)
+        assert lease.on_dram() == 1024 or seconds >= policy.placement.long_s
+    there = lease.on_dram() * BLOCK_BYTES / MIB
+    assert there == pytest.approx(left_mib, abs=2)
+    assert machine.memory[HOT].share(HALF_HOT, DRAM) * 32 == pytest.approx(64 - there, abs=3)
+    before = len(lease.sent)
+    for _ in range(30):
+        lease.shared.counts[:warm] += 40
+        machine.rounds(daemon, 1)
+    assert sum(len(sent) for sent in lease.sent[before:]) <= 40, "it goes up and down"
 
 
 def test_what_nobody_lacks_an_arena_keeps() -> None:

@@ -63,13 +63,14 @@ HEADROOM_LOW = 0.5
 class Elsewhere:
     """What tenants have besides targets' pages, and want to have: bytes by tenant and tier.
 
-    Of what they have, `leaves` can be left to others; of what they want, `rises` would come to a
-    tier if there were room.
+    Of what they have, `leaves` can be left to others, and of that `idle` has not been used for
+    long; of what they want, `rises` would come to a tier if there were room.
     """
 
     has: Floats
     wants: Floats
     leaves: Floats
+    idle: Floats
     rises: Floats
 
 
@@ -78,8 +79,8 @@ _NOTHING = Target(pid=Pid(0), pieces=np.zeros(0, PIECE), ceiling=np.inf)
 
 
 def nothing_elsewhere(tenants: int) -> Elsewhere:
-    has, wants, leaves, rises = np.zeros((4, tenants, MAX_TIERS))
-    return Elsewhere(has=has, wants=wants, leaves=leaves, rises=rises)
+    has, wants, leaves, idle, rises = np.zeros((5, tenants, MAX_TIERS))
+    return Elsewhere(has=has, wants=wants, leaves=leaves, idle=idle, rises=rises)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +270,7 @@ class _Steps:
             shortfall = self._shortfall(rank)
             room = max(float(self.free[rank]), 0.0) - shortfall
             budgets = (self.budget_bytes, self.rising_bytes)
+            self.owed.append(np.zeros(1))
             self._fill(rank, rising, sinking, room=room, shortfall=shortfall, budgets=budgets)
         else:
             self._fill_shares(rank, rising, sinking)
@@ -319,11 +321,26 @@ class _Steps:
             sinking = sinking.take(np.flatnonzero(sinking.heat < sinking.margin))
         demoted = _up_to(sinking.size, min(evicted, below, budget - promoted.sum()))
 
+        self._owe_idle(rank, rising, float((rising.size - wanted).sum()))
         self._keep(Kept.BUDGET, rising.piece, wanted - promoted)
         full = Kept.NO_ROOM if len(self.tenants) == 1 else Kept.SHARE
         self._keep(full, rising.piece, rising.size - wanted)
         self._promote(rising, promoted, rank)
         self._demote(sinking, demoted, rank, spare=budget - promoted.sum() - demoted.sum())
+
+    def _owe_idle(self, rank: int, rising: _Stock, lacking: float) -> None:
+        """Has what a tenant has elsewhere, and does not use, make way for its own.
+
+        Args:
+            rank: the tier.
+            rising: one tenant's, to be moved up.
+            lacking: bytes of it that find no room.
+        """
+        if lacking < PAGE_BYTES:
+            return
+        tenant = self.tenant[rising.piece[0]]
+        owed, idle = self.owed[rank], self.elsewhere.idle[tenant, rank]
+        owed[tenant] = max(owed[tenant], min(lacking, self.rising_bytes, idle))
 
     def _with_ripples(
         self, rank: int, rising: _Stock, promoted: Floats, *, room: float, budget: float
@@ -366,8 +383,9 @@ class _Steps:
         self.shares.append(share)
         guaranteed = self._of_tier("guaranteed_bytes", rank)
         rises = self._by_tenant(self.tenant[rising.piece], rising.size)
-        gain, due = _gains(rises, has, share, guaranteed)
-        all_gain, all_due = _gains(rises + self.elsewhere.rises[:, rank], has, share, guaranteed)
+        uses = has - self.elsewhere.idle[:, rank]
+        gain, due = _gains(rises, uses, share, guaranteed)
+        all_gain, all_due = _gains(rises + self.elsewhere.rises[:, rank], uses, share, guaranteed)
         tier_bytes = float(has.sum() + self.free[rank])
         lacking = self._lacking(rank, float(all_gain.sum()), float(all_due.sum()), tier_bytes)
         sinking = self._reclaim(rank, sinking, has, share, lacking)
