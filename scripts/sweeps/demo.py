@@ -50,7 +50,7 @@ class Result:
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="Write the figures to this file too.",
 )
-@click.option("--seconds", type=click.IntRange(1, 600), default=20, show_default=True)
+@click.option("--seconds", type=click.IntRange(1, 600), default=12, show_default=True)
 @click.option(
     "--fast-mib",
     type=click.IntRange(8, 4096),

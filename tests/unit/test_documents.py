@@ -54,6 +54,15 @@ def test_the_examples_of_uses_run(
     assert capsys.readouterr().out
 
 
+def test_the_readmes_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [example] = re.findall(
+        r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL
+    )
+    assert example.count("/var/tmp") == 1
+    exec(compile(example.replace("/var/tmp", str(tmp_path)), "README.md", "exec"), {})
+    assert "moved=" in capsys.readouterr().out
+
+
 def test_decisions_are_numbered_in_order() -> None:
     names = sorted(path.name for path in (REPOSITORY / "docs/decisions").iterdir())
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))
