@@ -34,6 +34,12 @@ uint64_t sum_block(const void *block, uint64_t bytes)
 	return lanes[0] == UNKNOWN ? ~0ULL : lanes[0];
 }
 
+void tierd_sum_blocks(const void *data, uint64_t block_bytes, size_t count, uint64_t *ret_sums)
+{
+	for (size_t i = 0; i < count; i++)
+		ret_sums[i] = sum_block((const char *)data + i * block_bytes, block_bytes);
+}
+
 static void count_touch(struct tierd_arena *arena, int64_t id)
 {
 	__atomic_fetch_add(&arena->counts[id], 1, __ATOMIC_RELAXED);

@@ -675,6 +675,13 @@ int tierd_await_blocks(struct tierd_arena *arena, const int64_t *ids, size_t cou
 		       uint64_t timeout_ns, int32_t *ret_outcomes);
 
 /**
+ * tierd_sum_blocks() - sum blocks, as an arena does that checks them
+ * @data: @count blocks of @block_bytes, which is a multiple of 32
+ * @ret_sums: of each, never 0
+ */
+void tierd_sum_blocks(const void *data, uint64_t block_bytes, size_t count, uint64_t *ret_sums);
+
+/**
  * struct tierd_batch - blocks that go to or come from a tier without addresses
  * @tier: that tier
  * @to: where they go to when they come from it

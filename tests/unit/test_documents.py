@@ -15,7 +15,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tierd.api.view import View
-from tierd.cli import control, daemon
+from tierd.cli import control, daemon, donor
 from tierd.config import PolicyConfig
 from tierd.config.rules import ARRAYS, TABLES
 
@@ -83,7 +83,8 @@ def test_the_manual_page_has_every_table_of_the_configuration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "commands"), [("tierd.8", daemon.main), ("tierctl.1", control.main)]
+    ("page", "commands"),
+    [("tierd.8", daemon.main), ("tierctl.1", control.main), ("tierd-donor.8", donor.main)],
 )
 def test_manual_pages_name_every_command_and_option(page: str, commands: click.Group) -> None:
     text = (REPOSITORY / "docs/man" / page).read_text().replace("\\-", "-")

@@ -57,7 +57,7 @@ def run(
     verbose: bool,
 ) -> None:
     """Runs the daemon in the foreground, until SIGTERM or SIGINT."""
-    _log_from(logging.DEBUG if verbose else logging.INFO)
+    log_from(logging.DEBUG if verbose else logging.INFO)
     command_line = CommandLine(
         path=config_path, pids=pids, dry_run=dry_run, record=record, record_bytes=record_bytes
     )
@@ -75,11 +75,12 @@ def run(
 @config_option("The configuration of the daemon that was killed")
 def undo(*, config_path: Path | None) -> None:
     """Takes back what a killed tierd has left, where none is to be started again."""
-    _log_from(logging.INFO)
+    log_from(logging.INFO)
     undo_left(config.load(config_path).daemon.state_dir)
 
 
-def _log_from(level: int) -> None:
+def log_from(level: int) -> None:
+    """Has all that is logged from a level on go to where operators look."""
     logging.basicConfig(
         level=level,
         format="%(message)s" if check_journal_stream() else "tierd: %(message)s",

@@ -244,6 +244,9 @@ class _Shim(Protocol):
     def tierd_run_moves(
         self, arena: Pointer, mover: int, capacity: int, bounce: Pointer, ret_batch: Batch, /
     ) -> int: ...
+    def tierd_sum_blocks(
+        self, data: Pointer, block_bytes: int, count: int, ret_sums: Pointer, /
+    ) -> None: ...
     def tierd_check_batch(self, arena: Pointer, batch: Batch, bounce: Pointer, /) -> int: ...
     def tierd_settle_batch(
         self, arena: Pointer, batch: Batch, failed: int, bounce: Pointer, /
@@ -319,6 +322,7 @@ class _Ffi(Protocol):
             "uint32_t[]",
             "int32_t[]",
             "int64_t[]",
+            "uint64_t[]",
             "void *[]",
         ],
         buffer: NDArray[Any] | bytes | bytearray | mmap,

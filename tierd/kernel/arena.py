@@ -66,6 +66,18 @@ def no_such_block(ids: Ids, blocks: int) -> NotFound:
     return NotFound(f"there is no block {wrong}", hint=f"they are numbered from 0 to {blocks - 1}")
 
 
+def sums_of(data: Bytes) -> NDArray[np.uint64]:
+    """Returns a sum of each block, never 0; of shape (blocks, bytes), a multiple of 32 each."""
+    sums = np.empty(len(data), np.uint64)
+    lib.tierd_sum_blocks(
+        ffi.from_buffer("uint8_t[]", data),
+        data.shape[1],
+        len(data),
+        ffi.from_buffer("uint64_t[]", sums, require_writable=True),
+    )
+    return sums
+
+
 class Blocks:
     """An arena of blocks, none of which is anywhere yet.
 
