@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replicas on donors that die, lie, leave and come back. The donors are fakes: arrays."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests.unit.test_leases import until
+from tierd.arena import Arena
+from tierd.errors import Damaged, NoRoom, TierdError, TierFailed
+from tierd.model import TierKind
+from tierd.tiers import Facts, Health
+from tierd.tiers.memory import dram
+from tierd.tiers.rdma import RemoteSpace, _Free, rdma, usable
+
+BLOCK = 64
+
+
+class FakeDonor:
+    """A fake lease: its memory is here, and it does what a test has it do."""
+
+    def __init__(self, address: str, slots: int) -> None:
+        self.address, self.donor, self.slots = address, address, slots
+        self.failure: str | None = None
+        self.leaves = self.has_ended = False
+        self.kept = np.zeros((slots, BLOCK), np.uint8)
+        self.writes = self.reads = 0
+
+    def _look(self) -> None:
+        if self.failure is not None:
+            raise TierFailed(self.failure)
+
+    def write(self, slots: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+        self._look()
+        self.writes += len(slots)
+        self.kept[slots] = data
+
+    def read(self, slots: NDArray[np.int64], into: NDArray[np.uint8]) -> None:
+        self._look()
+        self.reads += len(slots)
+        into[:] = self.kept[slots]
+
+    def end(self) -> None:
+        assert not self.has_ended
+        self.has_ended = True
+
+
+def unreachable(address: str) -> FakeDonor:
+    raise TierFailed(f"donor {address}: no route to host")
+
+
+@contextmanager
+def space_on(
+    donors: Sequence[FakeDonor],
+    slots: int = 8,
+    replicas: int = 2,
+    connect: Callable[[str], FakeDonor] = unreachable,
+    heal_mbps: float = 1000.0,
+) -> Iterator[RemoteSpace]:
+    space = RemoteSpace(BLOCK, slots, replicas, donors, connect, heal_mbps)
+    try:
+        yield space
+    finally:
+        space.free()
+
+
+def some_donors(count: int = 3, slots: int = 8) -> list[FakeDonor]:
+    return [FakeDonor(f"host-{number}:7430", slots) for number in range(count)]
+
+
+def some_blocks(count: int, seed: int = 1) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, (count, BLOCK), dtype=np.uint8)
+
+
+def loaded(space: RemoteSpace, slots: NDArray[np.int64]) -> NDArray[np.uint8]:
+    into = np.zeros((len(slots), BLOCK), np.uint8)
+    assert space.load(slots, into) == len(slots)
+    return into
+
+
+ALL = np.arange(8)
+
+
+def test_each_block_is_on_two_donors() -> None:
+    donors, data = some_donors(), some_blocks(8)
+    with space_on(donors) as space:
+        space.store(ALL, data)
+        assert sum(donor.writes for donor in donors) == 16
+        assert max(donor.writes for donor in donors) <= 8
+        assert space.copies.whole == 8
+        assert (loaded(space, ALL) == data).all()
+    assert all(donor.has_ended for donor in donors)
+
+
+def test_one_that_dies_takes_nothing_along_and_is_made_up_for() -> None:
+    donors, data = some_donors(slots=12), some_blocks(8)
+    with space_on(donors) as space:
+        space.store(ALL, data)
+        donors[0].failure = "killed"
+        assert (loaded(space, ALL) == data).all()
+        until(lambda: space.copies.whole == 8)
+        assert space.failures == {"host-0:7430": "not reached"}
+        assert space.copies.copied_again > 0
+        donors[1].failure = "killed too"
+        assert (loaded(space, ALL) == data).all()
+        assert space.health() is Health.GOOD
+
+
+def test_with_all_donors_lost_it_says_which_blocks() -> None:
+    donors = some_donors(2)
+    with space_on(donors) as space:
+        space.store(ALL, some_blocks(8))
+        for donor in donors:
+            donor.failure = "the rack is dark"
+        with pytest.raises(Damaged, match=r"slots \[3\] any more") as raised:
+            space.load(np.array([3]), np.empty((1, BLOCK), np.uint8))
+        assert raised.value.hint is not None
+        assert space.copies.lost == 8
+        assert space.health() is Health.FULL
+        with pytest.raises(NoRoom, match="no donor has room: host-0:7430: not reached"):
+            space.store(ALL[:1], some_blocks(1))
+
+
+def test_a_donor_with_other_contents_is_not_believed() -> None:
+    donors, data = some_donors(), some_blocks(8)
+    with space_on(donors) as space:
+        space.store(ALL, data)
+        donors[0].kept[:] = 7
+        assert (loaded(space, ALL) == data).all()
+        assert (loaded(space, ALL[::-1].copy()) == data[::-1]).all()
+        assert space.copies.disbelieved > 0
+        donors[1].kept[:], donors[2].kept[:] = 8, 9
+        into = np.zeros((8, BLOCK), np.uint8)
+        with pytest.raises(Damaged):
+            space.load(ALL, into)
+        assert not any((into == wrong).all(axis=1).any() for wrong in (7, 8, 9))
+
+
+def test_one_that_comes_back_is_empty_and_used_again() -> None:
+    donors, data = some_donors(2), some_blocks(8)
+    back = threading.Event()
+
+    def connect(address: str) -> FakeDonor:
+        if not back.is_set():
+            return unreachable(address)
+        donors.append(FakeDonor(address, 8))
+        return donors[-1]
+
+    with space_on(donors, connect=connect) as space:
+        space.store(ALL, data)
+        donors[0].failure = "restarted"
+        assert (loaded(space, ALL) == data).all()
+        assert space.copies.thin == 8
+        back.set()
+        until(lambda: space.copies.whole == 8)
+        donors[1].failure = "killed"
+        assert (loaded(space, ALL) == data).all()
+
+
+def test_a_donor_that_asks_is_left() -> None:
+    donors, data = some_donors(), some_blocks(8)
+    with space_on(donors) as space:
+        space.store(ALL, data)
+        donors[2].leaves = True
+        until(lambda: donors[2].has_ended)
+        assert space.copies.whole == 8
+        assert (loaded(space, ALL) == data).all()
+
+
+def test_one_that_fails_in_mid_write_does_not_lose_the_batch() -> None:
+    donors, data = some_donors(), some_blocks(8)
+    with space_on(donors) as space:
+
+        def die(slots: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+            donors[0].failure = "killed in mid-write"
+            donors[0]._look()
+
+        donors[0].write = die  # type: ignore[method-assign]
+        space.store(ALL, data)
+        assert (loaded(space, ALL) == data).all()
+        until(lambda: space.copies.whole == 8)
+
+
+def test_copying_again_keeps_to_its_budget() -> None:
+    donors, data = some_donors(slots=512), some_blocks(512)
+    with space_on(donors, slots=512, heal_mbps=2 * BLOCK * 10 / (1 << 20)) as space:
+        space.store(np.arange(512), data)
+        donors[0].failure = "killed"
+        begin_s = time.monotonic()
+        until(lambda: space.copies.copied_again >= 10)
+        copied, took_s = space.copies.copied_again, time.monotonic() - begin_s
+        assert copied <= 20 * took_s + 4, "two blocks every tenth of a second"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("store"), st.lists(st.integers(0, 7), unique=True, min_size=1)),
+            st.tuples(st.just("load"), st.lists(st.integers(0, 7), min_size=1, max_size=8)),
+            st.tuples(st.just("lose"), st.integers(0, 3)),
+            st.tuples(st.just("corrupt"), st.integers(0, 3)),
+        ),
+        max_size=25,
+    )
+)
+def test_what_is_read_is_what_was_stored_or_an_error(
+    steps: list[tuple[str, list[int] | int]],
+) -> None:
+    donors, expected = some_donors(4, 256), np.zeros((8, BLOCK), np.uint8)
+    stored: set[int] = set()
+    with space_on(donors) as space:
+        for seed, (what, which) in enumerate(steps):
+            if isinstance(which, int):
+                if what == "lose":
+                    donors[which].failure = "lost"
+                else:
+                    donors[which].kept[:] = seed
+                continue
+            slots = np.array(which)
+            if what == "store":
+                data = some_blocks(len(slots), seed)
+                try:
+                    space.store(slots, data)
+                except NoRoom:
+                    assert all(donor.failure for donor in donors)
+                    stored -= set(which)
+                else:
+                    expected[slots] = data
+                    stored |= set(which)
+            elif set(which) <= stored:
+                try:
+                    assert (loaded(space, slots) == expected[slots]).all()
+                except Damaged:
+                    assert any(step[0] in ("lose", "corrupt") for step in steps[:seed])
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=5), st.integers(1, 4))
+def test_so_many_blocks_find_room_on_different_donors(rooms: list[int], replicas: int) -> None:
+    blocks, left = usable(rooms, replicas), sorted(rooms)
+    for _ in range(blocks):
+        chosen = sorted(range(len(left)), key=lambda number: -left[number])[:replicas]
+        assert len(chosen) == replicas
+        for number in chosen:
+            left[number] -= 1
+        assert min(left) >= 0
+    assert sum(room > 0 for room in left) < replicas
+
+
+@given(st.lists(st.integers(0, 6), max_size=12))
+def test_slots_are_taken_once(counts: list[int]) -> None:
+    free, taken = _Free(10), []
+    for count in counts:
+        if count <= free.count:
+            taken.append(free.take(count))
+        elif taken:
+            free.give(taken.pop(0))
+        held = np.concatenate([*taken, np.zeros(0, np.int64)])
+        assert len(np.unique(held)) == len(held) == 10 - free.count
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"donors": ["a:1"]}, "1 donors for 2 replicas"),
+        ({"donors": ["a:1", "a:1"]}, "1 donors for 2 replicas"),
+        ({"replicas": 0}, "0 replicas: from 1 to 4"),
+        ({"replicas": 5}, "5 replicas: from 1 to 4"),
+        ({"heal_mbps": 0}, "more than 0"),
+    ],
+)
+def test_a_tier_that_cannot_be(more: dict[str, object], why: str) -> None:
+    arguments = {"donors": ["a:1", "b:1"], "ca": "ca", "cert": "cert", "key": "key", **more}
+    with pytest.raises(TierdError, match=why):
+        rdma(capacity_bytes=1 << 20, **arguments)  # type: ignore[arg-type]
+
+
+class FakeTier:
+    """A fake tier on fake donors, for an arena."""
+
+    def __init__(self, donors: Sequence[FakeDonor]) -> None:
+        self.donors = donors
+        self.facts = Facts(name="rdma", kind=TierKind.RDMA, capacity_bytes=64 * BLOCK)
+        self.space: RemoteSpace | None = None
+
+    def health(self) -> Health:
+        return Health.GOOD if self.space is None else self.space.health()
+
+    def reserve(self, block_bytes: int, slots: int) -> RemoteSpace:
+        assert block_bytes == BLOCK
+        self.space = RemoteSpace(BLOCK, slots, 2, self.donors, unreachable, 1000.0)
+        return self.space
+
+
+def test_an_arena_loses_nothing_with_a_donor() -> None:
+    donors = some_donors(3, 64)
+    tier = FakeTier(donors)
+    with Arena(BLOCK, [dram(16 * BLOCK), tier], blocks=64) as arena:
+        ids, data = np.arange(64), some_blocks(64)
+        arena.write(ids, data)
+        space = tier.space
+        assert space is not None
+        donors[0].failure = "killed"
+        assert (arena.read(ids) == data).all()
+        until(lambda: space.copies.thin == 0)
+        donors[1].failure = "killed"
+        assert (arena.read(ids) == data).all()
+        assert arena.fenced == {}
