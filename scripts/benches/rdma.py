@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A donor's memory beside NIXL called directly, over TCP on loopback, from the same slots.
+
+The donor is a process of this machine, so that both share its CPUs: what is told is what tierd
+adds, and not how fast a network is. Direct copies go to and from memory that is registered already.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import trustme
+from numpy.typing import NDArray
+
+from benches.figure import Figure, NotHere
+from tierd.errors import TierdError
+from tierd.kernel.placed import place
+from tierd.remote.link import STAGED_BYTES, Link
+from tierd.remote.wire import Keys
+
+HOST = "127.0.0.1"
+LENT_MIB = 256
+SIZES = (4 << 10, 1 << 20)
+LEAST_OF_NIXL = 0.8
+ROUNDS, BATCHES, SINGLES = 15, 8, 500
+
+Copy = Callable[[NDArray[np.int64]], None]
+
+
+def run() -> list[Figure]:
+    os.environ.update(UCX_TLS="tcp", UCX_NET_DEVICES="lo")
+    with tempfile.TemporaryDirectory() as folder, donor(Path(folder)) as (address, keys):
+        return [figure for size in SIZES for figure in of_size(address, keys, size)]
+
+
+@contextmanager
+def donor(folder: Path) -> Iterator[tuple[str, Keys]]:
+    keys = make_keys(folder)
+    files = ["--ca", str(keys.ca), "--cert", str(keys.cert), "--key", str(keys.key)]
+    sizes = ["--lend", f"{LENT_MIB}M", "--listen", f"{HOST}:0"]
+    code = "from tierd.cli.donor import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "run", *sizes, *files], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        found = re.search(r"are lent at (\S+)", line)
+        if found is None:
+            raise NotHere(line.strip())
+        try:
+            yield found[1], keys
+        finally:
+            process.kill()
+
+
+def make_keys(folder: Path) -> Keys:
+    ca = trustme.CA()
+    issued = ca.issue_cert(HOST, common_name="bench")
+    keys = Keys(ca=folder / "ca.pem", cert=folder / "cert.pem", key=folder / "key.pem")
+    ca.cert_pem.write_to_path(str(keys.ca))
+    issued.cert_chain_pems[0].write_to_path(str(keys.cert))
+    issued.private_key_pem.write_to_path(str(keys.key))
+    return keys
+
+
+def of_size(address: str, keys: Keys, block_bytes: int) -> Iterator[Figure]:
+    """Batches each way, and what one block takes."""
+    batch = STAGED_BYTES // block_bytes
+    try:
+        link = Link(address, keys, block_bytes, 4 * batch, deadline_s=30.0)
+    except TierdError as error:
+        raise NotHere(str(error)) from error
+    data = place(batch * block_bytes).reshape(batch, block_bytes)
+    size = f"{block_bytes >> 10} KiB"
+    try:
+        for way, call in (("read", link.read), ("write", link.write)):
+            own, theirs = beside_nixl(link, way, call, data)
+            name = f"{way}, {batch} blocks of {size}"
+            shares = [nixl_s / own_s for own_s, nixl_s in zip(own, theirs, strict=True)]
+            yield Figure.of_rounds(
+                name, [data.nbytes / own_s / (1 << 20) for own_s in own], "MiB/s"
+            )
+            yield Figure.of_rounds(f"{name}: of NIXL's", shares, "", at_least=LEAST_OF_NIXL)
+        one = data[:1]
+        took = [seconds(lambda slots: link.read(slots, one), np.arange(1)) for _ in range(SINGLES)]
+        yield Figure.of_rounds(f"read, one of {size}: p50", [np.median(took) * 1e6], "us")
+        yield Figure.of_rounds(f"read, one of {size}: p99", [np.quantile(took, 0.99) * 1e6], "us")
+    finally:
+        link.end()
+
+
+def beside_nixl(
+    link: Link,
+    way: str,
+    call: Callable[[NDArray[np.int64], NDArray[np.uint8]], None],
+    data: NDArray[np.uint8],
+) -> tuple[list[float], list[float]]:
+    """What a batch takes, and what it takes NIXL, in turn, of slots in random order."""
+    random = np.random.default_rng(1)
+    direct = directly(link, way, data)
+    own, theirs = [], []
+    for _ in range(ROUNDS):
+        orders = [random.permutation(link.slots)[: len(data)] for _ in range(BATCHES)]
+        own.append(sum(seconds(lambda slots: call(slots, data), each) for each in orders) / BATCHES)
+        theirs.append(sum(seconds(direct, each) for each in orders) / BATCHES)
+    return own, theirs
+
+
+def directly(link: Link, way: str, data: NDArray[np.uint8]) -> Copy:
+    """Returns what has NIXL copy between slots and memory of its own, and waits as it spins."""
+    reached = link._reached
+    agent = reached._agent
+    agent.register_memory([(data.ctypes.data, data.nbytes, 0, "")], "DRAM")
+    rows = np.array([[data.ctypes.data, data.shape[1], 0, data.shape[1], len(data)]], np.uint64)
+    here = agent.prep_xfer_dlist("NIXL_INIT_AGENT", rows, "DRAM")
+    numbers = np.arange(len(data), dtype=np.int32)
+
+    def copy(slots: NDArray[np.int64]) -> None:
+        handle = agent.make_prepped_xfer(
+            way.upper(), here, numbers, reached._there, slots.astype(np.int32)
+        )
+        state = agent.transfer(handle)
+        while state == "PROC":
+            state = agent.check_xfer_state(handle)
+        handle.release()
+        assert state == "DONE"
+
+    return copy
+
+
+def seconds(call: Copy, slots: NDArray[np.int64]) -> float:
+    begin_s = time.perf_counter()
+    call(slots)
+    return time.perf_counter() - begin_s
