@@ -128,6 +128,30 @@ def test_with_all_donors_lost_it_says_which_blocks() -> None:
             space.store(ALL[:1], some_blocks(1))
 
 
+def test_slots_are_used_again_and_again_where_donors_are_full() -> None:
+    donors = some_donors(2)
+    with space_on(donors) as space:
+        for seed in range(5):
+            assert space.health() is Health.GOOD
+            space.store(ALL, some_blocks(8, seed))
+        assert (loaded(space, ALL) == some_blocks(8, 4)).all()
+
+
+def test_second_copies_make_way_for_first_ones() -> None:
+    """Of four donors two are left, full of second copies; a block that was lost is stored anew."""
+    donors = some_donors(4, 6)
+    with space_on(donors) as space:
+        space.store(ALL, some_blocks(8))
+        for donor in donors[:2]:
+            donor.failure = "killed"
+        space.health()
+        until(lambda: space.copies.whole == min(8 - space.copies.lost, 12 - 8 + space.copies.lost))
+        for seed in range(3):
+            space.store(ALL, some_blocks(8, seed))
+            assert (loaded(space, ALL) == some_blocks(8, seed)).all()
+        assert space.copies.lost == 0
+
+
 def test_a_donor_with_other_contents_is_not_believed() -> None:
     donors, data = some_donors(), some_blocks(8)
     with space_on(donors) as space:

@@ -14,6 +14,7 @@ from tierd.cli.daemon import log_from
 from tierd.cli.errors import Commands
 from tierd.cli.options import SIZE
 from tierd.errors import TierdError
+from tierd.kernel.nixl import load_nixl
 from tierd.kernel.signals import caught_signals
 from tierd.model import NodeId
 from tierd.remote.donor import Donor, take_memory
@@ -75,6 +76,7 @@ def run(
 ) -> None:
     """Lends memory in the foreground, until SIGTERM or SIGINT."""
     log_from(logging.INFO)
+    load_nixl()
     keys = Keys(ca=ca, cert=cert, key=key)
     with caught_signals() as signals, _listener(listen) as listener:
         memory = take_memory(lend_bytes, reserve_bytes, [NodeId(node) for node in nodes])

@@ -12,6 +12,7 @@ NIXL is loaded when it is first used. pip would have torch come with it, which i
 import logging
 import time
 import uuid
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any
 
@@ -57,7 +58,8 @@ class Lent:
 
     def end(self) -> None:
         """Has nobody reach it any more."""
-        self._agent.deregister_memory(self._parts)
+        with suppress(Exception):  # it is gone with its agent at the latest
+            self._agent.deregister_memory(self._parts)
         self._agent = None
 
 
@@ -131,7 +133,12 @@ class Reached:
         self._here = self._there = self._agent = None
 
 
-def _agent() -> Any:
+def load_nixl() -> Any:
+    """Returns NIXL's module.
+
+    Raises:
+        TierdError: there is none.
+    """
     try:
         from nixl_cu12 import _api as nixl  # takes half a second, and is an extra
     except ImportError as error:
@@ -140,6 +147,11 @@ def _agent() -> Any:
             hint="pip install --no-deps nixl-cu12; it works without torch",
         ) from error
     logging.getLogger("nixl").setLevel(logging.WARNING)
+    return nixl
+
+
+def _agent() -> Any:
+    nixl = load_nixl()
     try:
         return nixl.nixl_agent(uuid.uuid4().hex, nixl.nixl_agent_config(backends=["UCX"]))
     except Exception as error:

@@ -9,9 +9,9 @@ import logging
 import socket
 import ssl
 import threading
+import time
 import uuid
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,7 +84,7 @@ class Borrower:
 
     name: str
     address: str
-    lent_bytes: int
+    part: range
 
 
 class Donor:
@@ -112,22 +112,27 @@ class Donor:
         self._allowed = frozenset(allowed)
         self._lock = threading.Lock()
         self._extents = Extents(len(memory))
-        self._borrowers: dict[int, Borrower] = {}
+        self._borrowers: list[Borrower] = []
         self._threads: list[threading.Thread] = []
         self._stopping = False
 
     @property
     def borrowers(self) -> list[Borrower]:
         with self._lock:
-            return [*self._borrowers.values()]
+            return self._borrowers.copy()
 
     def serve(self) -> None:
         """Accepts borrowers until stop(); returns when the last lease has ended."""
         self._listener.settimeout(_LOOK_S)
         while not self._stopping:
-            with suppress(TimeoutError):
+            try:
                 channel, address = self._listener.accept()
                 self._begin(channel, str(address[0]))
+            except TimeoutError:
+                pass
+            except OSError as error:  # such as too many open files
+                log.warning("a borrower is not accepted: %s", error)
+                time.sleep(_LOOK_S)
             self._threads = [thread for thread in self._threads if thread.is_alive()]
         for thread in self._threads:
             thread.join()
@@ -166,26 +171,33 @@ class Donor:
         except (NoRoom, Damaged) as error:
             send(channel, Refusal(why=str(error)))
             raise
-        lent: Lent | None = None
         try:
-            memory = self._memory[part.start : part.stop]
-            lent = Lent(memory)
-            slots = min(len(part) // ask.block_bytes, ask.slots)
-            lease = Lease(donor=self.id, address=lent.address, slots=slots, ticket=lent.ticket)
-            send(channel, lease)
-            size = slots * ask.block_bytes
+            self._lend_part(channel, ask, part, Borrower(name=name, address=address, part=part))
+        finally:
             with self._lock:
-                self._borrowers[part.start] = Borrower(name=name, address=address, lent_bytes=size)
-            log.info("%s (%s) borrows %d MiB", name, address, size >> 20)
+                self._extents.give(part)
+
+    def _lend_part(self, channel: ssl.SSLSocket, ask: Ask, part: range, borrower: Borrower) -> None:
+        memory = self._memory[part.start : part.stop]
+        try:
+            lent = Lent(memory)
+        except TierdError as error:
+            send(channel, Refusal(why=str(error)))
+            raise
+        slots = min(len(part) // ask.block_bytes, ask.slots)
+        lease = Lease(donor=self.id, address=lent.address, slots=slots, ticket=lent.ticket)
+        with self._lock:
+            self._borrowers.append(borrower)
+        try:
+            send(channel, lease)
+            log.info("%s (%s) borrows %d MiB", borrower.name, borrower.address, len(part) >> 20)
             self._beat(channel)
         finally:
-            if lent is not None:
-                lent.end()
-                memory[:] = 0
-                log.info("%s (%s) borrows nothing any more", name, address)
+            lent.end()
+            memory[:] = 0
             with self._lock:
-                self._borrowers.pop(part.start, None)
-                self._extents.give(part)
+                self._borrowers.remove(borrower)
+            log.info("%s (%s) borrows nothing any more", borrower.name, borrower.address)
 
     def _take(self, ask: Ask) -> range:
         with self._lock:

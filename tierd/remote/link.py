@@ -7,7 +7,7 @@ What goes wrong ends it for good: a donor that was lost comes back as a new link
 import socket
 import ssl
 import threading
-import time
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,7 @@ class Link:
         except TierdError:
             self._channel.close()
             raise
+        self._over = threading.Event()
         self._beating = threading.Thread(target=self._beat, daemon=True, name=f"donor {address}")
         self._beating.start()
 
@@ -88,6 +89,10 @@ class Link:
     def end(self) -> None:
         """Gives the slots back."""
         self._fail("given back")
+        self._over.set()
+        with suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)
+        self._beating.join()
         self._channel.close()
         self._reached.end()
 
@@ -103,13 +108,13 @@ class Link:
     def _beat(self) -> None:
         """Is a thread: says that the lease is in use, and hears whether it still is one."""
         try:
-            while self.failure is None:
+            while not self._over.is_set():
                 self._channel.sendall(b".")
                 answer = self._channel.recv(1)
                 if not answer:
                     raise ConnectionResetError("it has hung up")
                 self.leaves = answer == LEAVES
-                time.sleep(BEAT_S)
+                self._over.wait(BEAT_S)
         except (OSError, ValueError) as error:
             self._fail(str(error) or type(error).__name__)
 

@@ -122,6 +122,7 @@ class RemoteSpace:
         heal_mbps: float,
     ) -> None:
         self.slots = slots
+        self.is_over = False
         self._block_bytes = block_bytes
         self._connect = connect
         self._batch = max(1, int(heal_mbps * HEAL_EVERY_S * (1 << 20)) // block_bytes)
@@ -167,10 +168,11 @@ class RemoteSpace:
         return lost
 
     def health(self) -> Health:
-        """FULL while donors that are there have no room, or none is there, which may end."""
+        """FULL while no donor is there. Else there is room, as a slot is only ever replaced."""
         with self._lock:
             self._see_who_is_lost()
-            return Health.GOOD if any(place.room for place in self._places) else Health.FULL
+            is_there = any(place.link is not None for place in self._places)
+            return Health.GOOD if is_there else Health.FULL
 
     def store(self, slots: NDArray[np.int64], data: NDArray[np.uint8]) -> int:
         """Stores on as many donors as have room; on fewer than wanted where others are lost.
@@ -185,7 +187,9 @@ class RemoteSpace:
             while done < len(slots):
                 chosen = self._emptiest()[: self._donor.shape[1]]
                 if not chosen:
-                    raise NoRoom(f"no donor has room: {self._why()}")
+                    if not self._thin_out(len(slots) - done):
+                        raise NoRoom(f"no donor has room: {self._why()}")
+                    continue
                 most = min(self._places[number].room for number in chosen)
                 part = slots[done : done + most]
                 stored = [
@@ -220,6 +224,7 @@ class RemoteSpace:
 
     def free(self) -> None:
         """Gives every donor its memory back."""
+        self.is_over = True
         self._stop.set()
         self._healer.join()
         with self._lock:
@@ -298,6 +303,20 @@ class RemoteSpace:
             if place.free is not None:
                 place.free.give(self._at[slots][donors == number])
         self._donor[slots], self._sums[slots] = _NONE, 0
+
+    def _thin_out(self, count: int) -> bool:
+        """Frees a copy of so many blocks that have another one; returns whether there was any."""
+        has_room_by_it = np.array([place.link and not place.link.leaves for place in self._places])
+        is_free = (self._donor != _NONE) & has_room_by_it.astype(np.bool_)[self._donor]
+        spare = np.flatnonzero(
+            is_free.any(axis=1) & (np.count_nonzero(self._donor != _NONE, axis=1) > 1)
+        )[:count]
+        columns = is_free[spare].argmax(axis=1)
+        for number, place in enumerate(self._places):
+            if place.free is not None:
+                place.free.give(self._at[spare, columns][self._donor[spare, columns] == number])
+        self._donor[spare, columns] = _NONE
+        return len(spare) > 0
 
     def _see_who_is_lost(self) -> None:
         for number, place in enumerate(self._places):
@@ -411,6 +430,7 @@ class RemoteTier:
         self._spaces: list[RemoteSpace] = []
 
     def health(self) -> Health:
+        self._spaces = [space for space in self._spaces if not space.is_over]
         found = [space.health() for space in self._spaces]
         return next((health for health in found if health is not Health.GOOD), Health.GOOD)
 
