@@ -6,18 +6,15 @@ adds, and not how fast a network is. Direct copies go to and from memory that is
 """
 
 import os
-import re
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import trustme
 from numpy.typing import NDArray
+from sweeps.donors import BY_TCP, DonorProcess, make_keys
 
 from benches.figure import Figure, NotHere
 from tierd.errors import TierdError
@@ -25,7 +22,6 @@ from tierd.kernel.placed import place
 from tierd.remote.link import STAGED_BYTES, Link
 from tierd.remote.wire import Keys
 
-HOST = "127.0.0.1"
 LENT_MIB = 256
 SIZES = (4 << 10, 1 << 20)
 LEAST_OF_NIXL = 0.8
@@ -35,39 +31,17 @@ Copy = Callable[[NDArray[np.int64]], None]
 
 
 def run() -> list[Figure]:
-    os.environ.update(UCX_TLS="tcp", UCX_NET_DEVICES="lo")
-    with tempfile.TemporaryDirectory() as folder, donor(Path(folder)) as (address, keys):
-        return [figure for size in SIZES for figure in of_size(address, keys, size)]
-
-
-@contextmanager
-def donor(folder: Path) -> Iterator[tuple[str, Keys]]:
-    keys = make_keys(folder)
-    files = ["--ca", str(keys.ca), "--cert", str(keys.cert), "--key", str(keys.key)]
-    sizes = ["--lend", f"{LENT_MIB}M", "--listen", f"{HOST}:0"]
-    code = "from tierd.cli.donor import main; main()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, "run", *sizes, *files], stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        found = re.search(r"are lent at (\S+)", line)
-        if found is None:
-            raise NotHere(line.strip())
+    os.environ.update(BY_TCP)
+    with tempfile.TemporaryDirectory() as folder:
+        keys = make_keys(Path(folder), trustme.CA(), "bench")
         try:
-            yield found[1], keys
+            donor = DonorProcess(keys, LENT_MIB)
+        except TierdError as error:
+            raise NotHere(str(error)) from error
+        try:
+            return [figure for size in SIZES for figure in of_size(donor.address, keys, size)]
         finally:
-            process.kill()
-
-
-def make_keys(folder: Path) -> Keys:
-    ca = trustme.CA()
-    issued = ca.issue_cert(HOST, common_name="bench")
-    keys = Keys(ca=folder / "ca.pem", cert=folder / "cert.pem", key=folder / "key.pem")
-    ca.cert_pem.write_to_path(str(keys.ca))
-    issued.cert_chain_pems[0].write_to_path(str(keys.cert))
-    issued.private_key_pem.write_to_path(str(keys.key))
-    return keys
+            donor.end()
 
 
 def of_size(address: str, keys: Keys, block_bytes: int) -> Iterator[Figure]:

@@ -5,8 +5,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -14,30 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trustme
+from sweeps.donors import BY_TCP, HOST, DonorProcess, make_keys
 
 from tests.unit.test_leases import until
 from tierd.arena import Arena
 from tierd.errors import NoRoom, TierdError, TierFailed
-from tierd.remote.link import Link, split_address
+from tierd.remote.link import Link
 from tierd.remote.wire import Keys
 from tierd.tiers import Tier, load
 from tierd.tiers.kit import TierContract
 from tierd.tiers.memory import dram
 from tierd.tiers.rdma import RemoteSpace, rdma
 
-HOST = "127.0.0.1"
 LENT_MIB, BLOCK = 4, 4096
-DONOR = "from tierd.cli.donor import main; main()"
-
-
-def make_keys(folder: Path, ca: trustme.CA, name: str) -> Keys:
-    keys = Keys(ca=folder / "ca.pem", cert=folder / f"{name}.pem", key=folder / f"{name}.key")
-    issued = ca.issue_cert(HOST, common_name=name)
-    ca.cert_pem.write_to_path(str(folder / "ca.pem"))
-    for number, blob in enumerate(issued.cert_chain_pems):
-        blob.write_to_path(str(keys.cert), append=number > 0)
-    issued.private_key_pem.write_to_path(str(keys.key))
-    return keys
 
 
 @pytest.fixture(scope="module")
@@ -49,57 +36,9 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
 def by_tcp() -> Iterator[None]:
     """As between hosts: within one, UCX would take shared memory."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UCX_TLS", "tcp")
-        patch.setenv("UCX_NET_DEVICES", "lo")
+        for name, value in BY_TCP.items():
+            patch.setenv(name, value)
         yield
-
-
-class DonorProcess:
-    """`tierd-donor run`, and where it is."""
-
-    def __init__(self, keys: Keys, *more: str, port: int = 0) -> None:
-        files = ["--ca", str(keys.ca), "--cert", str(keys.cert), "--key", str(keys.key)]
-        sizes = ["--lend", f"{LENT_MIB}M", "--reserve", "0"]
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                DONOR,
-                "run",
-                *sizes,
-                *files,
-                "--listen",
-                f"{HOST}:{port}",
-                *more,
-            ],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stderr is not None
-        line = self.process.stderr.readline()
-        found = re.search(rf"{LENT_MIB} MiB are lent at (\S+)", line)
-        assert found is not None, line + self.process.stderr.read()
-        self.address = found[1]
-        self.said: list[str] = []
-        self._listening = threading.Thread(target=self._listen)
-        self._listening.start()
-
-    def _listen(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr:
-            self.said.extend(self.process.stderr)
-
-    @property
-    def port(self) -> int:
-        return split_address(self.address)[1]
-
-    def send(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._listening.join()
 
 
 @pytest.fixture
@@ -107,7 +46,7 @@ def donors(keys: Keys) -> Iterator[list[DonorProcess]]:
     with ExitStack() as stack:
         found = []
         for _ in range(3):
-            found.append(DonorProcess(keys))
+            found.append(DonorProcess(keys, LENT_MIB))
             stack.callback(found[-1].end)
         yield found
 
@@ -115,7 +54,7 @@ def donors(keys: Keys) -> Iterator[list[DonorProcess]]:
 @pytest.fixture(scope="module")
 def two_donors(keys: Keys) -> Iterator[list[DonorProcess]]:
     with ExitStack() as stack:
-        found = [DonorProcess(keys) for _ in range(2)]
+        found = [DonorProcess(keys, LENT_MIB) for _ in range(2)]
         for donor in found:
             stack.callback(donor.end)
         yield found
@@ -173,7 +112,7 @@ def test_a_donor_that_starts_again_is_used_again(donors: list[DonorProcess], key
         pair[0].end()
         assert (arena.read(ids) == data).all()
         until(lambda: space.copies.thin > 0)
-        again = DonorProcess(keys, port=pair[0].port)
+        again = DonorProcess(keys, LENT_MIB, port=pair[0].port)
         try:
             until(lambda: space.copies.thin == 0)
             pair[1].end()
@@ -225,7 +164,7 @@ def closing_link(link: Link) -> Iterator[Link]:
 def test_strangers_get_nothing(keys: Keys, tmp_path: Path) -> None:
     stranger = make_keys(tmp_path, trustme.CA(), "stranger")
     believing = Keys(ca=keys.ca, cert=stranger.cert, key=stranger.key)
-    donor = DonorProcess(keys, "--allow", "host")
+    donor = DonorProcess(keys, LENT_MIB, "--allow", "host")
     try:
         with pytest.raises(TierFailed, match="certificate verify failed"):
             link_to(donor, stranger)
@@ -241,7 +180,7 @@ def test_strangers_get_nothing(keys: Keys, tmp_path: Path) -> None:
 
 
 def test_who_is_not_allowed_borrows_nothing(keys: Keys) -> None:
-    donor = DonorProcess(keys, "--allow", "somebody-else")
+    donor = DonorProcess(keys, LENT_MIB, "--allow", "somebody-else")
     try:
         with pytest.raises(TierFailed):
             link_to(donor, keys)
@@ -282,7 +221,9 @@ def test_the_documents_keys_and_example_work(tmp_path: Path) -> None:
     with ExitStack() as stack:
         for host in ("host-a", "host-b", "host-c"):
             files = {"cert": tmp_path / f"{host}.pem", "key": tmp_path / f"{host}.key"}
-            donor = DonorProcess(Keys(ca=tmp_path / "ca.pem", **files), "--allow", "host-d")
+            donor = DonorProcess(
+                Keys(ca=tmp_path / "ca.pem", **files), LENT_MIB, "--allow", "host-d"
+            )
             stack.callback(donor.end)
             example = example.replace(f"{host}:7430", donor.address)
         example = example.replace("/etc/tierd/donors", str(tmp_path))

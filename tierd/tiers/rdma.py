@@ -429,9 +429,14 @@ class RemoteTier:
         self._deadline_s, self._heal_mbps = deadline_s, heal_mbps
         self._spaces: list[RemoteSpace] = []
 
-    def health(self) -> Health:
+    @property
+    def spaces(self) -> tuple[RemoteSpace, ...]:
+        """Those that were reserved and not freed yet."""
         self._spaces = [space for space in self._spaces if not space.is_over]
-        found = [space.health() for space in self._spaces]
+        return tuple(self._spaces)
+
+    def health(self) -> Health:
+        found = [space.health() for space in self.spaces]
         return next((health for health in found if health is not Health.GOOD), Health.GOOD)
 
     def reserve(self, block_bytes: int, slots: int) -> RemoteSpace:
