@@ -12,7 +12,7 @@ from guests.workloads import Hotset, hotset
 
 DB, BATCH = "/tenants/db", "/tenants/batch"
 DB_MIB, WINDOW_MIB, FREE_MIB, GUARANTEED_MIB = 24, 64, 96, 32
-ARRIVE_S, THRASHING_S, EACH_S = 150, 60, 10
+ARRIVE_S, THRASHING_S, EACH_S = 150, 40, 10
 
 SETTINGS = f"""
 [[target]]

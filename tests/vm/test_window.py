@@ -21,7 +21,7 @@ from guests.workloads import Hotset, Sample, hotset
 WINDOW_MIB, BUFFER_MIB, FREE_MIB = 64, 256, 120
 WINDOW_PAGES = WINDOW_MIB * 256
 MOVES = 2
-CONVERGED, START_S, CONVERGE_S, SETTLE_S, REST_S = 0.95, 150, 15, 20, 60
+CONVERGED, START_S, CONVERGE_S, SETTLE_S, REST_S = 0.95, 150, 15, 20, 30
 
 SHARE = 98
 """Percent of the accesses that go to the window."""
