@@ -27,7 +27,10 @@ WAIT_S, LOOK_S = 60.0, 0.2
 
 DONORS, BORROWERS = ("donor-a", "donor-b", "donor-c"), ("borrower-a", "borrower-b")
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
+    pytest.mark.thorough,
+]
 
 
 class Borrower:

@@ -18,7 +18,7 @@ from tierd.errors import Damaged, NoRoom, TierdError, TierFailed
 from tierd.model import TierKind
 from tierd.tiers import Facts, Health
 from tierd.tiers.memory import dram
-from tierd.tiers.rdma import RemoteSpace, _Free, rdma, usable
+from tierd.tiers.rdma import FIRST_WAIT_S, MOST_WAIT_S, RemoteSpace, _Free, _Place, rdma, usable
 
 BLOCK = 64
 
@@ -186,6 +186,29 @@ def test_one_that_comes_back_is_empty_and_used_again() -> None:
         until(lambda: space.copies.whole == 8)
         donors[1].failure = "killed"
         assert (loaded(space, ALL) == data).all()
+
+
+def test_copies_tell_of_a_donor_that_was_lost_just_now() -> None:
+    donors = some_donors()
+    with space_on(donors, heal_mbps=1e-6) as space:
+        space.store(ALL, some_blocks(8))
+        donors[0].failure = "killed"
+        assert space.copies.thin == donors[0].writes > 0
+
+
+def test_one_that_comes_and_goes_is_looked_for_ever_more_rarely() -> None:
+    place = _Place("host-0:7430")
+    waits = []
+    for now_s in range(0, 100, 10):
+        place.has(FakeDonor(place.address, 8))
+        place.since_s = now_s
+        place.has_not(now_s + 2.0)
+        waits.append(place.try_at_s - now_s - 2)
+    assert waits == [2, 4, 8, 16, 32, 60, 60, 60, 60, 60]
+    place.has(FakeDonor(place.address, 8))
+    place.since_s = 0.0
+    place.has_not(MOST_WAIT_S)
+    assert place.wait_s == FIRST_WAIT_S, "it was well for long"
 
 
 def test_a_donor_that_asks_is_left() -> None:

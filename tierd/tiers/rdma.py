@@ -29,7 +29,9 @@ log = logging.getLogger("tierd")
 MOST_REPLICAS = 4
 HEAL_EVERY_S = 0.1
 FIRST_WAIT_S, MOST_WAIT_S = 1.0, 60.0
-"""Between two tries to reach a donor that was lost; each wait is twice the last."""
+"""Between two tries to reach a donor that was lost; each wait is twice the last, also where it was
+there in between, but not for as long as the longest: one that is slow comes and goes.
+"""
 
 _NONE = -1
 
@@ -84,6 +86,7 @@ class _Place:
     address: str
     link: Donor | None = None
     free: _Free | None = None
+    since_s: float = 0.0
     wait_s: float = FIRST_WAIT_S
     try_at_s: float = 0.0
 
@@ -95,7 +98,13 @@ class _Place:
         return self.free.count
 
     def has(self, link: Donor) -> None:
-        self.link, self.free, self.wait_s = link, _Free(link.slots), FIRST_WAIT_S
+        self.link, self.free, self.since_s = link, _Free(link.slots), time.monotonic()
+
+    def has_not(self, now_s: float) -> None:
+        """Takes note that the donor is gone, or could not be reached."""
+        is_new = self.link is not None and now_s - self.since_s >= MOST_WAIT_S
+        self.wait_s = FIRST_WAIT_S if is_new else min(2 * self.wait_s, MOST_WAIT_S)
+        self.link, self.free, self.try_at_s = None, None, now_s + self.wait_s
 
 
 class RemoteSpace:
@@ -147,6 +156,7 @@ class RemoteSpace:
     def copies(self) -> Copies:
         """Tells how well the blocks are kept now."""
         with self._lock:
+            self._see_who_is_lost()
             have = np.count_nonzero(self._donor[self._sums != 0] != _NONE, axis=1)
         return Copies(
             whole=int(np.count_nonzero(have == self._donor.shape[1])),
@@ -331,8 +341,7 @@ class RemoteSpace:
             )
             self._donor[lost] = _NONE
             place.link.end()
-            place.link = place.free = None
-            place.try_at_s = time.monotonic() + place.wait_s
+            place.has_not(time.monotonic())
 
     def _heal(self) -> None:
         """Is a thread: copies again what donors have lost."""
@@ -352,8 +361,7 @@ class RemoteSpace:
         try:
             link = self._connect(place.address)
         except TierdError as error:
-            place.wait_s = min(2 * place.wait_s, MOST_WAIT_S)
-            place.try_at_s = time.monotonic() + place.wait_s
+            place.has_not(time.monotonic())
             log.debug("donor %s is not back: %s", place.address, error)
             return
         with self._lock:
@@ -384,8 +392,7 @@ class RemoteSpace:
         if place.link is not None and not (self._donor == number).any():
             log.info("donor %s is left, as it asked", place.address)
             place.link.end()
-            place.link = place.free = None
-            place.try_at_s = time.monotonic() + place.wait_s
+            place.has_not(time.monotonic())
 
     def _copy_to(self, number: int, slots: NDArray[np.int64], columns: NDArray[np.int64]) -> None:
         data = np.empty((len(slots), self._block_bytes), np.uint8)
