@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts as network namespaces on one bridge, with links that can be cut and slowed."""
+"""Hosts as network namespaces on one bridge, with links that can be cut."""
 
 import os
 import subprocess
@@ -28,11 +28,6 @@ class Host:
 
     def restore(self) -> None:
         ip("-n", self.switch, "link", "set", self.port, "up")
-
-    def slow(self) -> None:
-        """Has what it sends go at a megabit a second."""
-        command = ["tc", "-n", self.space, "qdisc", "replace", "dev", "eth0", "root", "tbf", *SLOW]
-        subprocess.run(command, check=True)
 
 
 @contextmanager

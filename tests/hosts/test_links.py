@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three donors and two borrowers, each a host, and links that are cut, slowed and restored."""
+"""Three donors and two borrowers, each a host, and links that are cut and restored."""
 
 import json
 import os
@@ -110,20 +110,3 @@ def test_a_link_that_is_cut_and_restored_costs_no_byte(world: World) -> None:
     world.until_whole(donors_lost=0)
     world.hosts[1].cut()
     world.each_is_right()
-
-
-def test_a_link_that_is_slow_is_a_miss(world: World) -> None:
-    world.hosts[0].slow()
-    world.each_is_right()
-    world.until_whole(donors_lost=1)
-
-
-def test_a_borrower_that_is_cut_off_has_errors_and_no_wrong_byte(world: World) -> None:
-    cut_off, other = world.borrowers
-    cut_off.host.cut()
-    told = cut_off.ask("read")
-    assert told.endswith(" lost"), told
-    assert other.ask("read") == "right"
-    cut_off.host.restore()
-    assert cut_off.ask("read") == told, "its donors are new ones, and empty"
-    assert other.ask("read") == "right"
