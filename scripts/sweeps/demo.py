@@ -5,17 +5,17 @@ All of it is in this process: no guest, no root, no GPU. The far tier is memory 
 simulated, so that the demo shows the same on any machine.
 """
 
-import json
 import platform
 import statistics
 import sys
 import time
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from sweeps.figures import json_option, write_figures
 from sweeps.layers import Steps, Sweep, ahead, on_demand, seconds_of, some_layers
 from tierd.arena import Lookahead
 from tierd.errors import TierdError
@@ -44,12 +44,7 @@ class Result:
 
 
 @click.command()
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    help="Write the figures to this file too.",
-)
+@json_option()
 @click.option("--seconds", type=click.IntRange(1, 600), default=12, show_default=True)
 @click.option(
     "--fast-mib",
@@ -69,8 +64,7 @@ def main(json_path: Path | None, seconds: int, fast_mib: int) -> None:
     except TierdError as error:
         raise click.ClickException(str(error)) from error
     click.echo(_table(result, fast_mib))
-    if json_path is not None:
-        json_path.write_text(json.dumps(asdict(result), indent=2) + "\n")
+    write_figures(result, json_path)
     sys.exit(0 if result.succeeded else 1)
 
 

@@ -5,7 +5,6 @@ The donors are processes of this machine, reached by TCP on loopback: that nothi
 here, and not how fast a network is.
 """
 
-import json
 import os
 import platform
 import signal
@@ -14,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -22,6 +21,7 @@ import numpy as np
 import trustme
 
 from sweeps.donors import BY_TCP, DonorProcess, make_keys
+from sweeps.figures import json_option, write_figures
 from sweeps.layers import Steps, Work, ahead, seconds_of, some_layers
 from tierd.arena import Arena, Lookahead
 from tierd.errors import TierdError
@@ -51,12 +51,7 @@ class Result:
 
 
 @click.command()
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    help="Write the figures to this file too.",
-)
+@json_option()
 @click.option("--seconds", type=click.IntRange(2, 600), default=30, show_default=True)
 def main(json_path: Path | None, seconds: int) -> None:
     """Sweeps over layers that are half in donors' memory, and kills a donor half-way.
@@ -69,8 +64,7 @@ def main(json_path: Path | None, seconds: int) -> None:
     except TierdError as error:
         raise click.ClickException(str(error)) from error
     click.echo(_table(result))
-    if json_path is not None:
-        json_path.write_text(json.dumps(asdict(result), indent=2) + "\n")
+    write_figures(result, json_path)
     sys.exit(0 if result.succeeded else 1)
 
 

@@ -308,11 +308,14 @@ class RemoteSpace:
 
     def _forget(self, slots: NDArray[np.int64]) -> None:
         """Frees what these slots have on donors."""
-        donors = self._donor[slots]
+        self._give_back(self._donor[slots], self._at[slots])
+        self._donor[slots], self._sums[slots] = _NONE, 0
+
+    def _give_back(self, donors: NDArray[np.int16], at: NDArray[np.int64]) -> None:
+        """Has the places of copies be free, of donors that are there."""
         for number, place in enumerate(self._places):
             if place.free is not None:
-                place.free.give(self._at[slots][donors == number])
-        self._donor[slots], self._sums[slots] = _NONE, 0
+                place.free.give(at[donors == number])
 
     def _thin_out(self, count: int) -> bool:
         """Frees a copy of so many blocks that have another one; returns whether there was any."""
@@ -322,9 +325,7 @@ class RemoteSpace:
             is_free.any(axis=1) & (np.count_nonzero(self._donor != _NONE, axis=1) > 1)
         )[:count]
         columns = is_free[spare].argmax(axis=1)
-        for number, place in enumerate(self._places):
-            if place.free is not None:
-                place.free.give(self._at[spare, columns][self._donor[spare, columns] == number])
+        self._give_back(self._donor[spare, columns], self._at[spare, columns])
         self._donor[spare, columns] = _NONE
         return len(spare) > 0
 
@@ -405,9 +406,7 @@ class RemoteSpace:
         old_donor, old_at = self._donor[slots, columns], self._at[slots, columns]
         if self._put(number, slots, columns, data):
             self._copied_again += len(slots)
-            for other, place in enumerate(self._places):
-                if place.free is not None:
-                    place.free.give(old_at[old_donor == other])
+            self._give_back(old_donor, old_at)
 
 
 class RemoteTier:
