@@ -297,6 +297,8 @@ int tierd_check_batch(const struct tierd_arena *arena, struct tierd_batch *batch
 		const char *copy = (const char *)bounce + i * arena->block_bytes;
 		uint64_t sum = arena->spaces[batch->tier].sums[batch->slots[i]];
 
+		if (batch->is_bad[i])
+			continue;
 		/* Of a block that was given up another one may have the slot by now. */
 		batch->is_bad[i] = sum != UNKNOWN && sum_block(copy, arena->block_bytes) != sum &&
 				   is_claimed(load_word(arena, batch->blocks[i]), batch->mover);
@@ -323,16 +325,16 @@ static int end_load(struct tierd_arena *arena, const struct tierd_batch *batch, 
 	return switch_block(arena, batch->blocks[i], batch->mover, batch->to, slot);
 }
 
-void tierd_settle_batch(struct tierd_arena *arena, const struct tierd_batch *batch, int failed,
+void tierd_settle_batch(struct tierd_arena *arena, const struct tierd_batch *batch, int outcome,
 			const void *bounce)
 {
 	for (uint32_t i = 0; i < batch->count; i++) {
 		int ret;
 
-		if (failed) {
+		if (outcome < 0) {
 			return_slot(arena, batch->is_store ? batch->tier : batch->to,
 				    batch->is_store ? (uint32_t)batch->slots[i] : batch->to_slots[i]);
-			ret = -EIO;
+			ret = outcome;
 		} else if (batch->is_store) {
 			ret = switch_block(arena, batch->blocks[i], batch->mover, batch->tier,
 					   (uint32_t)batch->slots[i]);

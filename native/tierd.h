@@ -691,7 +691,7 @@ void tierd_sum_blocks(const void *data, uint64_t block_bytes, size_t count, uint
  * @blocks: which
  * @slots: theirs in @tier
  * @to_slots: theirs in @to
- * @is_bad: set by tierd_check_batch()
+ * @is_bad: of a load, which are lost; tierd_check_batch() adds those that are something else
  */
 struct tierd_batch {
 	uint32_t tier;
@@ -721,6 +721,7 @@ int tierd_run_moves(struct tierd_arena *arena, uint32_t mover, uint32_t capacity
 
 /**
  * tierd_check_batch() - find which blocks of a load are not what was once stored
+ * @batch: those that are bad already are left out
  * @bounce: what was read
  *
  * Return: how many.
@@ -729,10 +730,10 @@ int tierd_check_batch(const struct tierd_arena *arena, struct tierd_batch *batch
 
 /**
  * tierd_settle_batch() - end a batch; blocks that are bad stay where they are
- * @failed: not 0 where the tier did not do it: all of them stay
+ * @outcome: 0, or a negative errno where the tier did not do it: all of them stay
  * @bounce: what was read
  */
-void tierd_settle_batch(struct tierd_arena *arena, const struct tierd_batch *batch, int failed,
+void tierd_settle_batch(struct tierd_arena *arena, const struct tierd_batch *batch, int outcome,
 			const void *bounce);
 
 /**

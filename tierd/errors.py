@@ -3,6 +3,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class TierdError(Exception):
     """Something tierd cannot do, in words for the operator.
@@ -65,3 +68,11 @@ class TierFailed(TierdError):
 
 class Damaged(TierdError):
     """What is stored is not what was once written."""
+
+
+class Lost(Damaged):
+    """Of what was to be loaded, `slots` are gone for good; the others were loaded."""
+
+    def __init__(self, message: str, slots: NDArray[np.int64], *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.slots = slots

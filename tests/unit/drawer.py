@@ -14,7 +14,7 @@ from tierd.tiers.kit import TierContract
 from tierd.tiers.plugin import Facts, Health
 
 
-def nothing() -> None:
+def nothing(*_: object) -> None:
     pass
 
 
@@ -27,6 +27,7 @@ class Drawer:
     memory: NDArray[np.uint8] | None = None
     on_store: Callable[[], None] = nothing
     on_load: Callable[[], None] = nothing
+    after_load: Callable[[NDArray[np.int64], NDArray[np.uint8]], None] = nothing
     short: int = 0
     spoils: bool = False
     state: Health = Health.GOOD
@@ -65,6 +66,7 @@ class Drawer:
             self.calls += 1
             self.on_load()
             into[:] = self.kept[slots]
+            self.after_load(slots, into)
             if self.spoils:
                 into[0, 0] ^= 1
             return len(slots) - self.short

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tests.unit.drawer import Drawer
 from tierd.arena import Arena
-from tierd.errors import Busy, Damaged, NoRoom, NotFound, TierdError, TierFailed
+from tierd.errors import Busy, Damaged, Lost, NoRoom, NotFound, TierdError, TierFailed
 from tierd.tiers import Health, Space, Tier
 from tierd.tiers.memory import MemorySpace, cxl, dram
 
@@ -529,6 +529,49 @@ def test_a_tier_that_does_not_give_a_block(deep: Arena, drawer: Drawer) -> None:
     deep.write([2], data[1:], timeout_s=0)  # of [2, 1] none was left held
     drawer.short = 0
     assert (deep.read([1, 2]) == data).all()
+
+
+def test_a_tier_that_cannot_now_is_waited_for(deep: Arena, drawer: Drawer) -> None:
+    """Neither to bring a block, nor to take one in exchange; and it is used again after it."""
+
+    def fail() -> None:
+        raise Busy("the other host is away")
+
+    ids, data = np.arange(FAST + 4), some_blocks(FAST + 4)
+    deep.write(ids, data)
+    there = ids[deep.places(ids) == 1]
+    for drawer.on_load, drawer.on_store in ((fail, fail), (lambda: None, fail)):
+        with pytest.raises(Busy, match="waits for a tier: drawer: the other host is away"):
+            deep.read(there[:1], timeout_s=0.05)
+    assert deep.fenced == {}
+    later = threading.Timer(0.1, lambda: setattr(drawer, "on_store", lambda: None))
+    later.start()
+    assert (deep.read(ids) == data).all()
+    later.join()
+
+
+def test_a_block_that_a_tier_has_lost_is_named_and_others_come(deep: Arena, drawer: Drawer) -> None:
+    data = some_blocks(3)
+    deep.write([1, 2, 3], data)
+    deep.demote([1, 2, 3])
+    deep.wait([1, 2, 3])
+    slot = int(np.flatnonzero((drawer.kept == data[1]).all(axis=1))[0])
+
+    def lose(slots: NDArray[np.int64], into: NDArray[np.uint8]) -> None:
+        if slot in slots:
+            into[slots == slot] = 7
+            raise Lost(f"nobody has slot {slot}", np.array([slot]))
+
+    drawer.after_load = lose
+    deep.prefetch([1, 2, 3])
+    assert deep.wait([1, 2, 3]).tolist() == [0, errno.EBADMSG, 0]
+    with pytest.raises(Damaged, match=f"block 2 is lost: drawer: nobody has slot {slot}"):
+        deep.read([2])
+    assert deep.fenced == {}
+    assert (deep.read([1, 3]) == data[[0, 2]]).all()
+    deep.discard([2])
+    deep.write([2], data[1:2])
+    assert (deep.read([2]) == data[1]).all()
 
 
 def hang(gate: threading.Event) -> None:

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.unit.drawer import Drawer
-from tierd.errors import TierFailed
+from tierd.errors import Busy, Lost, TierdError, TierFailed
 from tierd.model import TierKind
 from tierd.tiers.fence import Fence
 from tierd.tiers.plugin import Facts, Health
@@ -53,6 +53,26 @@ def test_one_that_raises(fence: Fence, drawer: Drawer, error: BaseException) -> 
     drawer.on_store = lambda: None
     with pytest.raises(TierFailed, match="is fenced: store"):
         fence.store(SLOTS, DATA)
+
+
+@pytest.mark.parametrize(
+    "error", [Busy("the donors are away"), Lost("no donor has slot 1", SLOTS[1:2])]
+)
+def test_one_that_cannot_now_or_has_lost_some_has_not_failed(
+    fence: Fence, drawer: Drawer, error: TierdError
+) -> None:
+    def fail() -> None:
+        raise error
+
+    fence.store(SLOTS, DATA)
+    drawer.on_load = drawer.on_store = fail
+    for call in (fence.load, fence.store):
+        with pytest.raises(type(error), match=str(error)):
+            call(SLOTS, np.zeros_like(DATA))
+    assert (fence.failure, fence.trouble) == (None, error)
+    drawer.on_load = drawer.on_store = lambda: None
+    fence.store(SLOTS, DATA)
+    assert fence.trouble is None
 
 
 def test_what_is_on_a_fenced_tier_is_read(fence: Fence, drawer: Drawer) -> None:

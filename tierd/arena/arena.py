@@ -23,7 +23,7 @@ from tierd.arena.held import Held, Place
 from tierd.arena.movers import give_back, move
 from tierd.arena.shared import MOST_BLOCKS, Shared, SharedTier
 from tierd.arena.steered import Steered, Steering
-from tierd.errors import Busy, Damaged, NoRoom, NotFound, TierdError, TierFailed
+from tierd.errors import Busy, Damaged, Lost, NoRoom, NotFound, TierdError, TierFailed
 from tierd.kernel.arena import (
     BATCH,
     BLOCK_UNIT,
@@ -405,7 +405,7 @@ class Arena:
         obstacle, pause_s = why, _SHORT_S
         while why:
             if time.monotonic() >= until:
-                raise _give_up(obstacle, ids[done])
+                raise self._give_up(obstacle, ids[done])
             obstacle = self._overcome(why, ids[done:], where, until, pause_s) or obstacle
             more, why = step(done)
             done += more
@@ -447,17 +447,33 @@ class Arena:
                 is_to = not is_anywhere and self._fences[tier].failure is not None
                 what = f"to be on {where.tier}" if is_to else "on a tier that does not give it"
                 raise TierFailed(
-                    f"block {ids[0]} is {what}: {self._failures()}",
+                    f"block {ids[0]} is {what}: {self._troubles()}",
                     hint="it stays where it is: try again when the tier is well",
                 )
             if outcome == errno.EBADMSG:
-                raise Damaged(f"block {ids[0]} is not what was stored: {self._failures()}")
+                is_lost = any(isinstance(fence.trouble, Lost) for fence in self._fences)
+                what = "lost" if is_lost else "not what was stored"
+                raise Damaged(
+                    f"block {ids[0]} is {what}: {self._troubles()}",
+                    hint="discard it, and write it anew",
+                )
             if outcome != errno.ENOSPC:
                 return outcome
         return errno.ENOSPC
 
-    def _failures(self) -> str:
-        return "; ".join(f"{name}: {why}" for name, why in self.fenced.items())
+    def _give_up(self, obstacle: int, block: np.int64) -> TierdError:
+        if any(isinstance(fence.trouble, Busy) for fence in self._fences):
+            return Busy(f"block {block} waits for a tier: {self._troubles()}")
+        if obstacle == errno.ENOSPC:
+            return NoRoom(
+                f"block {block}: every tier is full, or all that could make way is held",
+                hint="discard or release blocks, or make a tier larger",
+            )
+        return Busy(f"block {block} is held by others, or on its way")
+
+    def _troubles(self) -> str:
+        found = {fence.name: fence.failure or fence.trouble for fence in self._fences}
+        return "; ".join(f"{name}: {why}" for name, why in found.items() if why)
 
     def _ids(self, ids: ArrayLike) -> Ids:
         if self._closed:
@@ -486,15 +502,6 @@ class Arena:
                 f"{data.nbytes} bytes for {len(ids)} blocks of {self.block_bytes}, contiguous"
             )
         return data.reshape(-1).view(np.uint8).reshape(len(ids), self.block_bytes)
-
-
-def _give_up(obstacle: int, block: np.int64) -> TierdError:
-    if obstacle == errno.ENOSPC:
-        return NoRoom(
-            f"block {block}: every tier is full, or all that could make way is held",
-            hint="discard or release blocks, or make a tier larger",
-        )
-    return Busy(f"block {block} is held by others, or on its way")
 
 
 def _reserve(block_bytes: int, tiers: Iterable[Tier], deadline_s: float) -> list[Fence]:

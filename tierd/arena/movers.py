@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an arena's threads do with its tiers: moves, and memory that is left to others."""
 
+import errno
 from collections.abc import Sequence
 
-from tierd.errors import TierFailed
+from tierd.errors import Busy, Lost, TierFailed
 from tierd.kernel.arena import BATCH, Blocks, Bytes
 from tierd.kernel.placed import place
 from tierd.tiers.fence import Fence
@@ -37,16 +38,20 @@ def move(blocks: Blocks, fences: Sequence[Fence], mover: int, block_bytes: int) 
     bounce = _new_bounce(capacity, block_bytes, fences)
     while (batch := blocks.next_batch(mover, bounce)) is not None:
         fence, data = fences[batch.tier], bounce[: len(batch.slots)]
-        failed = False
+        why_not = 0
         try:
             (fence.store if batch.is_store else fence.load)(batch.slots, data)
+        except Busy:
+            why_not = errno.EBUSY
+        except Lost as error:
+            blocks.mark_lost(batch, error.slots)
         except TierFailed:
-            failed = True
-        if not failed and blocks.check(batch, bounce):
+            why_not = errno.EIO
+        if not why_not and blocks.check(batch, bounce):
             fence.fail("it gives back other bytes than were stored")
         if fence.failure is not None:
             blocks.close_tier(batch.tier)
-        blocks.settle(batch, bounce, failed=failed)
+        blocks.settle(batch, bounce, why_not=why_not)
         if fence.has(data):
             bounce = _new_bounce(capacity, block_bytes, fences)
 

@@ -63,6 +63,7 @@ class Batch(Protocol):
     count: int
     blocks: Pointer
     slots: Pointer
+    is_bad: Pointer
 
 class _Shim(Protocol):
     TIERD_EXCLUDE_KERNEL: int
@@ -249,7 +250,7 @@ class _Shim(Protocol):
     ) -> None: ...
     def tierd_check_batch(self, arena: Pointer, batch: Batch, bounce: Pointer, /) -> int: ...
     def tierd_settle_batch(
-        self, arena: Pointer, batch: Batch, failed: int, bounce: Pointer, /
+        self, arena: Pointer, batch: Batch, outcome: int, bounce: Pointer, /
     ) -> None: ...
     def tierd_evict_blocks(self, arena: Pointer, count: int, /) -> int: ...
     def tierd_close_tier(self, arena: Pointer, tier: int, /) -> None: ...

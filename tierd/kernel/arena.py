@@ -212,13 +212,21 @@ class Blocks:
         return Batch(tier=shim.tier, is_store=bool(shim.is_store), slots=slots, shim=shim)
 
     def check(self, batch: Batch, bounce: Bytes) -> int:
-        """Returns how many blocks of a load are not what was stored; they will stay there."""
+        """Returns how many blocks of a load are not what was stored; they will stay there.
+
+        Those that mark_lost() has named are not among them.
+        """
         return lib.tierd_check_batch(self._arena, batch.shim, ffi.from_buffer("uint8_t[]", bounce))
 
-    def settle(self, batch: Batch, bounce: Bytes, *, failed: bool) -> None:
-        """Ends a batch, and wakes who waits for its blocks."""
+    def mark_lost(self, batch: Batch, slots: Ids) -> None:
+        """Has blocks of a load stay where they are, with EBADMSG: they are gone."""
+        for row in np.flatnonzero(np.isin(batch.slots, slots)).tolist():
+            batch.shim.is_bad[row] = 1  # type: ignore[index]
+
+    def settle(self, batch: Batch, bounce: Bytes, *, why_not: int = 0) -> None:
+        """Ends a batch, and wakes who waits for its blocks; with an errno none has moved."""
         address = ffi.from_buffer("uint8_t[]", bounce)
-        lib.tierd_settle_batch(self._arena, batch.shim, int(failed), address)
+        lib.tierd_settle_batch(self._arena, batch.shim, -why_not, address)
 
     def close_tier(self, tier: int) -> None:
         """Lets no more blocks go there."""

@@ -4,7 +4,8 @@
 A plugin's calls run one by one in a thread of its own. One that is late is given up: nothing is
 called before it has returned, and nobody looks at what it still does. So its arguments must not be
 used again (see `Fence.has`). A tier that has failed once gets no more blocks; what is on it is
-still read, since it is nowhere else.
+still read, since it is nowhere else. One that says that it is Busy, or what it has Lost, has not
+failed.
 """
 
 import queue
@@ -16,7 +17,7 @@ from typing import Any, TypeGuard, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.errors import TierdError, TierFailed
+from tierd.errors import Busy, Lost, TierdError, TierFailed
 from tierd.tiers.plugin import DeviceMemory, Facts, Health, Space, Tier
 
 T = TypeVar("T")
@@ -64,6 +65,8 @@ class Fence:
         self.name = type(tier).__name__
         self.failure: str | None = None
         """Why it gets no more blocks, if so."""
+        self.trouble: Busy | Lost | None = None
+        """Of its last call, if so: it has not failed by that."""
         self.slots = 0
         self.memory: NDArray[np.uint8] | None = None
         self.device: DeviceMemory | None = None
@@ -79,7 +82,11 @@ class Fence:
         threading.Thread(
             target=_serve, args=(self._jobs,), daemon=True, name=f"tier {self.name}"
         ).start()
-        facts: object = self._call("facts", lambda: tier.facts)
+        self.facts = self._facts()
+        self.name = self.facts.name
+
+    def _facts(self) -> Facts:
+        facts: object = self._call("facts", lambda: self._tier.facts)
         if not isinstance(facts, Facts):
             raise self.fail(f"its facts are {_kind(facts)}")
         if not 0 < len(facts.name.encode()) <= NAME_BYTES:
@@ -87,7 +94,7 @@ class Fence:
         latency: object = facts.latency_ns
         if latency is not None and not (isinstance(latency, int) and latency > 0):
             raise self.fail(f"its latency {latency!r} is no number of nanoseconds")
-        self.facts, self.name = facts, facts.name
+        return facts
 
     def reserve(self, block_bytes: int) -> None:
         """Takes all of its capacity, in slots of a block.
@@ -117,6 +124,7 @@ class Fence:
             raise self.fail(f"reserve: its memory is not {slots} blocks of {block_bytes} bytes")
         if not (device is None or (memory is None and _is_device(device))):
             raise self.fail(f"reserve: {device} is no memory of a device alone")
+        self.facts = self._facts()  # a tier may know its speed only now
         self.slots, self.memory, self.device = slots, memory, device
         self.gives_back = gives_back is True
 
@@ -132,6 +140,7 @@ class Fence:
 
         Raises:
             TierFailed: from now on it gets no more. `data` may still be read: see has().
+            Busy: it stores nothing now, and may later.
         """
         if self.failure is not None:
             raise TierFailed(f"tier {self.name} is fenced: {self.failure}")
@@ -142,6 +151,8 @@ class Fence:
 
         Raises:
             TierFailed: `into` may still be written to, and is to be thrown away then: see has().
+            Busy: it loads nothing now, and may later.
+            Lost: some are gone, the others are loaded.
         """
         assert self._space is not None
         self._all("load", len(slots), self._space.load, slots, into)
@@ -202,8 +213,12 @@ class Fence:
                 self._late = answer
                 raise self.fail(f"{name}: no answer in {self._deadline_s:g} s")
             self._late = None
+        if isinstance(answer.error, Busy | Lost):
+            self.trouble = answer.error
+            raise answer.error
         if answer.error is not None:
             raise self.fail(f"{name}: {_kind(answer.error)}: {answer.error}") from answer.error
+        self.trouble = None
         value: T = answer.value
         return value
 
