@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from tests.unit.test_leases import until
 from tierd.arena import Arena
-from tierd.errors import Damaged, NoRoom, TierdError, TierFailed
+from tierd.errors import Busy, Damaged, Lost, TierdError, TierFailed
 from tierd.model import TierKind
+from tierd.remote.link import Speed
 from tierd.tiers import Facts, Health
 from tierd.tiers.memory import dram
 from tierd.tiers.rdma import FIRST_WAIT_S, MOST_WAIT_S, RemoteSpace, _Free, _Place, rdma, usable
@@ -29,13 +30,18 @@ class FakeDonor:
     def __init__(self, address: str, slots: int) -> None:
         self.address, self.donor, self.slots = address, address, slots
         self.failure: str | None = None
+        self.away: str | None = None
+        self.speed = Speed(latency_ns=1000, bandwidth_mbps=1000)
         self.leaves = self.has_ended = False
         self.kept = np.zeros((slots, BLOCK), np.uint8)
         self.writes = self.reads = 0
 
     def _look(self) -> None:
-        if self.failure is not None:
-            raise TierFailed(self.failure)
+        if why := self.failure or self.away:
+            raise TierFailed(why)
+
+    def resume(self) -> None:
+        self._look()
 
     def write(self, slots: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
         self._look()
@@ -110,7 +116,6 @@ def test_one_that_dies_takes_nothing_along_and_is_made_up_for() -> None:
         assert space.copies.copied_again > 0
         donors[1].failure = "killed too"
         assert (loaded(space, ALL) == data).all()
-        assert space.health() is Health.GOOD
 
 
 def test_with_all_donors_lost_it_says_which_blocks() -> None:
@@ -119,12 +124,12 @@ def test_with_all_donors_lost_it_says_which_blocks() -> None:
         space.store(ALL, some_blocks(8))
         for donor in donors:
             donor.failure = "the rack is dark"
-        with pytest.raises(Damaged, match=r"slots \[3\] any more") as raised:
+        with pytest.raises(Lost, match=r"slots \[3\] any more") as raised:
             space.load(np.array([3]), np.empty((1, BLOCK), np.uint8))
         assert raised.value.hint is not None
+        assert raised.value.slots.tolist() == [3]
         assert space.copies.lost == 8
-        assert space.health() is Health.FULL
-        with pytest.raises(NoRoom, match="no donor has room: host-0:7430: not reached"):
+        with pytest.raises(Busy, match="no donor has room: host-0:7430: not reached"):
             space.store(ALL[:1], some_blocks(1))
 
 
@@ -132,7 +137,6 @@ def test_slots_are_used_again_and_again_where_donors_are_full() -> None:
     donors = some_donors(2)
     with space_on(donors) as space:
         for seed in range(5):
-            assert space.health() is Health.GOOD
             space.store(ALL, some_blocks(8, seed))
         assert (loaded(space, ALL) == some_blocks(8, 4)).all()
 
@@ -144,7 +148,6 @@ def test_second_copies_make_way_for_first_ones() -> None:
         space.store(ALL, some_blocks(8))
         for donor in donors[:2]:
             donor.failure = "killed"
-        space.health()
         until(lambda: space.copies.whole == min(8 - space.copies.lost, 12 - 8 + space.copies.lost))
         for seed in range(3):
             space.store(ALL, some_blocks(8, seed))
@@ -188,6 +191,37 @@ def test_one_that_comes_back_is_empty_and_used_again() -> None:
         assert (loaded(space, ALL) == data).all()
 
 
+def test_one_that_is_away_comes_back_with_what_it_had() -> None:
+    donors, data = some_donors(2), some_blocks(8)
+    with space_on(donors) as space:
+        space.store(ALL, data)
+        donors[0].away = "no answer in 2 s"
+        assert (loaded(space, ALL) == data).all()
+        assert (space.copies.thin, space.failures) == (8, {"host-0:7430": "no answer in 2 s"})
+        donors[1].away = "no answer in 2 s"
+        with pytest.raises(Busy, match=r"donors of slots \[3\] are away: host-0:7430: no answer"):
+            loaded(space, np.array([3]))
+        with pytest.raises(Busy, match="no donor has room"):
+            space.store(ALL[:1], data[:1])
+        assert (space.copies.away, space.copies.lost) == (7, 0)
+        donors[0].away = donors[1].away = None
+        until(lambda: space.copies.whole == 7 and not space.failures)
+        assert (loaded(space, ALL[1:]) == data[1:]).all()
+        space.store(ALL, data)
+        assert space.copies.whole == 8
+
+
+def test_what_is_away_for_long_is_lost_and_made_up_for() -> None:
+    donors, data = some_donors(slots=16), some_blocks(8)
+    with space_on(donors) as space:
+        space.store(ALL, data)
+        donors[0].away = "no answer in 2 s"
+        until(lambda: space.copies.whole == 8)
+        donors[0].failure = "not heard of for 120 s"
+        until(lambda: donors[0].has_ended)
+        assert (loaded(space, ALL) == data).all()
+
+
 def test_copies_tell_of_a_donor_that_was_lost_just_now() -> None:
     donors = some_donors()
     with space_on(donors, heal_mbps=1e-6) as space:
@@ -200,13 +234,11 @@ def test_one_that_comes_and_goes_is_looked_for_ever_more_rarely() -> None:
     place = _Place("host-0:7430")
     waits = []
     for now_s in range(0, 100, 10):
-        place.has(FakeDonor(place.address, 8))
-        place.since_s = now_s
+        place.has(FakeDonor(place.address, 8), now_s)
         place.has_not(now_s + 2.0)
         waits.append(place.try_at_s - now_s - 2)
     assert waits == [2, 4, 8, 16, 32, 60, 60, 60, 60, 60]
-    place.has(FakeDonor(place.address, 8))
-    place.since_s = 0.0
+    place.has(FakeDonor(place.address, 8), 0.0)
     place.has_not(MOST_WAIT_S)
     assert place.wait_s == FIRST_WAIT_S, "it was well for long"
 
@@ -253,6 +285,8 @@ def test_copying_again_keeps_to_its_budget() -> None:
             st.tuples(st.just("store"), st.lists(st.integers(0, 7), unique=True, min_size=1)),
             st.tuples(st.just("load"), st.lists(st.integers(0, 7), min_size=1, max_size=8)),
             st.tuples(st.just("lose"), st.integers(0, 3)),
+            st.tuples(st.just("cut"), st.integers(0, 3)),
+            st.tuples(st.just("restore"), st.integers(0, 3)),
             st.tuples(st.just("corrupt"), st.integers(0, 3)),
         ),
         max_size=25,
@@ -268,16 +302,18 @@ def test_what_is_read_is_what_was_stored_or_an_error(
             if isinstance(which, int):
                 if what == "lose":
                     donors[which].failure = "lost"
-                else:
+                elif what == "corrupt":
                     donors[which].kept[:] = seed
+                else:
+                    donors[which].away = "cut off" if what == "cut" else None
                 continue
             slots = np.array(which)
             if what == "store":
                 data = some_blocks(len(slots), seed)
                 try:
                     space.store(slots, data)
-                except NoRoom:
-                    assert all(donor.failure for donor in donors)
+                except Busy:
+                    assert steps_have(steps[:seed], "lose", "cut")
                     stored -= set(which)
                 else:
                     expected[slots] = data
@@ -285,8 +321,14 @@ def test_what_is_read_is_what_was_stored_or_an_error(
             elif set(which) <= stored:
                 try:
                     assert (loaded(space, slots) == expected[slots]).all()
-                except Damaged:
-                    assert any(step[0] in ("lose", "corrupt") for step in steps[:seed])
+                except Lost:
+                    assert steps_have(steps[:seed], "lose", "corrupt")
+                except Busy:
+                    assert steps_have(steps[:seed], "cut")
+
+
+def steps_have(steps: list[tuple[str, list[int] | int]], *names: str) -> bool:
+    return any(what in names for what, _ in steps)
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=5), st.integers(1, 4))
@@ -338,7 +380,7 @@ class FakeTier:
         self.space: RemoteSpace | None = None
 
     def health(self) -> Health:
-        return Health.GOOD if self.space is None else self.space.health()
+        return Health.GOOD
 
     def reserve(self, block_bytes: int, slots: int) -> RemoteSpace:
         assert block_bytes == BLOCK

@@ -74,7 +74,7 @@ def sent(message: Ask | Lease | Refusal) -> bytes:
 
 
 def test_messages_arrive_as_they_were() -> None:
-    lease = Lease(donor="d", address=1 << 40, slots=3, ticket=os.urandom(300))
+    lease = Lease(donor="d", lease="l", keep_s=9, address=1 << 40, slots=3, ticket=os.urandom(300))
     assert said(sent(ASK), receive_ask) == ASK
     assert said(sent(lease), lambda channel: receive_lease(channel, ASK)) == lease
     refusal = Refusal(why="all of it is lent")
@@ -107,7 +107,7 @@ def test_what_is_no_ask(what: bytes, why: str) -> None:
 
 
 def test_a_lease_of_more_than_was_asked_for_is_refused() -> None:
-    lease = Lease(donor="d", address=1 << 40, slots=10, ticket=b"ticket")
+    lease = Lease(donor="d", lease="l", keep_s=9, address=1 << 40, slots=10, ticket=b"ticket")
     with pytest.raises(Damaged, match="slots is 10, and not from 1 to 9"):
         said(sent(lease), lambda channel: receive_lease(channel, ASK))
 

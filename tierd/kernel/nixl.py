@@ -132,7 +132,7 @@ class Reached:
             raise TierFailed(f"NIXL: {why}")
 
     def end(self) -> None:
-        """Lets go of it, also while a copy is under way."""
+        """Lets go of it, also while a copy is under way, and also again."""
         self._here = self._there = self._agent = None
 
 

@@ -2,23 +2,26 @@
 """A donor: memory of this host, lent to borrowers of other hosts (docs/remote.md).
 
 All of it is taken at the start, so that the host never misses it later. Each borrower has one part,
-for as long as its connection lasts, and finds it empty: what was another's is wiped.
+and finds it empty: what was another's is wiped. It has it until it hangs up, or until nothing was
+heard of it for a while: from a network that fails it comes back to what it has stored.
 """
 
 import logging
+import secrets
 import socket
 import ssl
 import threading
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.errors import Damaged, NoRoom, TierdError
+from tierd.errors import NoRoom, TierdError
 from tierd.kernel.nixl import Lent
 from tierd.kernel.nodes import read_nodes
 from tierd.kernel.placed import place
@@ -40,6 +43,7 @@ log = logging.getLogger("tierd")
 MOST_BORROWERS = 64
 """Connections, those that have not shown a certificate yet too."""
 
+KEEP_S = 120
 _LOOK_S = 0.5
 
 
@@ -87,6 +91,19 @@ class Borrower:
     part: range
 
 
+@dataclass(slots=True, kw_only=True)
+class _Hold:
+    """A lease, as one connection has it."""
+
+    lease: str
+    borrower: Borrower
+    ask: Ask
+    lent: Lent
+    channel: ssl.SSLSocket
+    is_passed_on: threading.Event = field(default_factory=threading.Event)
+    """Whether another connection of its borrower has it by now."""
+
+
 class Donor:
     """Lends a memory to whoever shows a certificate.
 
@@ -95,6 +112,7 @@ class Donor:
         listener: TCP, listening.
         keys: of its own, and whose borrowers it believes.
         allowed: common names of borrowers; without any, all that the CA has signed.
+        keep_s: so long a lease lasts when nothing is heard of its borrower.
     """
 
     def __init__(
@@ -103,6 +121,7 @@ class Donor:
         listener: socket.socket,
         keys: Keys,
         allowed: Sequence[str] = (),
+        keep_s: int = KEEP_S,
     ) -> None:
         self.id = uuid.uuid4().hex
         self.leaves = False
@@ -110,16 +129,18 @@ class Donor:
         self._memory, self._listener = memory, listener
         self._context = keys.context(is_donor=True)
         self._allowed = frozenset(allowed)
+        self._keep_s = keep_s
         self._lock = threading.Lock()
         self._extents = Extents(len(memory))
-        self._borrowers: list[Borrower] = []
+        self._holds: dict[str, _Hold] = {}
+        """By their leases."""
         self._threads: list[threading.Thread] = []
         self._stopping = False
 
     @property
     def borrowers(self) -> list[Borrower]:
         with self._lock:
-            return self._borrowers.copy()
+            return [hold.borrower for hold in self._holds.values()]
 
     def serve(self) -> None:
         """Accepts borrowers until stop(); returns when the last lease has ended."""
@@ -158,46 +179,55 @@ class Donor:
                 name = _common_name(secure)
                 if self._allowed and name not in self._allowed:
                     raise TierdError(f"{name} is not allowed to borrow")
-                self._lend(secure, name, address)
+                hold = self._answer(secure, name, address)
+                try:
+                    self._beat(hold)
+                finally:
+                    self._end(hold)
         except (TierdError, OSError) as error:
             log.warning("borrower %s: %s", address, error)
         finally:
             channel.close()
 
-    def _lend(self, channel: ssl.SSLSocket, name: str, address: str) -> None:
+    def _answer(self, channel: ssl.SSLSocket, name: str, address: str) -> _Hold:
         try:
             ask = receive_ask(channel)
-            part = self._take(ask)
-        except (NoRoom, Damaged) as error:
-            send(channel, Refusal(why=str(error)))
-            raise
-        try:
-            self._lend_part(channel, ask, part, Borrower(name=name, address=address, part=part))
-        finally:
-            with self._lock:
-                self._extents.give(part)
-
-    def _lend_part(self, channel: ssl.SSLSocket, ask: Ask, part: range, borrower: Borrower) -> None:
-        memory = self._memory[part.start : part.stop]
-        try:
-            lent = Lent(memory)
+            hold = self._go_on(channel, ask, name) if ask.lease else None
+            hold = hold or self._lend(channel, ask, name, address)
         except TierdError as error:
             send(channel, Refusal(why=str(error)))
             raise
-        slots = min(len(part) // ask.block_bytes, ask.slots)
-        lease = Lease(donor=self.id, address=lent.address, slots=slots, ticket=lent.ticket)
-        with self._lock:
-            self._borrowers.append(borrower)
+        lease = Lease(
+            donor=self.id,
+            lease=hold.lease,
+            keep_s=self._keep_s,
+            address=hold.lent.address,
+            slots=min(len(hold.borrower.part) // ask.block_bytes, ask.slots),
+            ticket=hold.lent.ticket,
+        )
         try:
             send(channel, lease)
-            log.info("%s (%s) borrows %d MiB", borrower.name, borrower.address, len(part) >> 20)
-            self._beat(channel)
-        finally:
-            lent.end()
-            memory[:] = 0
+        except BaseException:
+            self._end(hold)
+            raise
+        return hold
+
+    def _lend(self, channel: ssl.SSLSocket, ask: Ask, name: str, address: str) -> _Hold:
+        part = self._take(ask)
+        try:
+            lent = Lent(self._memory[part.start : part.stop])
+        except BaseException:
             with self._lock:
-                self._borrowers.remove(borrower)
-            log.info("%s (%s) borrows nothing any more", borrower.name, borrower.address)
+                self._extents.give(part)
+            raise
+        borrower = Borrower(name=name, address=address, part=part)
+        hold = _Hold(
+            lease=secrets.token_hex(16), borrower=borrower, ask=ask, lent=lent, channel=channel
+        )
+        with self._lock:
+            self._holds[hold.lease] = hold
+        log.info("%s (%s) borrows %d MiB", name, address, len(part) >> 20)
+        return hold
 
     def _take(self, ask: Ask) -> range:
         with self._lock:
@@ -206,16 +236,58 @@ class Donor:
             raise NoRoom("nothing is lent any more" if self.leaves else "all of it is lent")
         return part
 
-    def _beat(self, channel: ssl.SSLSocket) -> None:
-        """Answers until the borrower is silent or gone."""
-        while not self._stopping:
-            try:
-                if not channel.recv(1):
-                    return
-                channel.sendall(LEAVES if self.leaves else LENDS)
-            except OSError as error:
-                log.warning("a borrower has gone: %s", error)
+    def _go_on(self, channel: ssl.SSLSocket, ask: Ask, name: str) -> _Hold:
+        """Passes a lease on to its borrower's new connection; what is under way by the old ends."""
+        with self._lock:
+            old = self._holds.get(ask.lease)
+            if old is None or old.borrower.name != name or old.ask.block_bytes != ask.block_bytes:
+                raise NoRoom("there is no such lease any more")
+            hold = replace(old, channel=channel, is_passed_on=threading.Event())
+            self._holds[ask.lease] = hold
+            old.is_passed_on.set()
+        old.lent.end()
+        with suppress(OSError):
+            old.channel.shutdown(socket.SHUT_RDWR)
+        part = hold.borrower.part
+        try:
+            hold.lent = Lent(self._memory[part.start : part.stop])
+        except BaseException:
+            self._end(hold)
+            raise
+        log.info("%s (%s) is back", name, hold.borrower.address)
+        return hold
+
+    def _beat(self, hold: _Hold) -> None:
+        """Answers until the borrower hangs up, was not heard of for long, or comes anew."""
+        heard_s, is_broken = time.monotonic(), False
+        hold.channel.settimeout(_LOOK_S)
+        while not self._stopping and time.monotonic() < heard_s + self._keep_s:
+            if hold.is_passed_on.wait(_LOOK_S if is_broken else 0):
                 return
+            try:
+                if not is_broken and not hold.channel.recv(1):
+                    return
+                if not is_broken:
+                    hold.channel.sendall(LEAVES if self.leaves else LENDS)
+                    heard_s = time.monotonic()
+            except TimeoutError:
+                pass
+            except OSError as error:
+                is_broken = True
+                log.warning("%s is cut off: %s", hold.borrower.name, error)
+
+    def _end(self, hold: _Hold) -> None:
+        """Ends a lease, unless it was passed on."""
+        with self._lock:
+            if hold.is_passed_on.is_set():
+                return
+            del self._holds[hold.lease]
+        part = hold.borrower.part
+        hold.lent.end()
+        self._memory[part.start : part.stop] = 0
+        with self._lock:
+            self._extents.give(part)
+        log.info("%s (%s) borrows nothing any more", hold.borrower.name, hold.borrower.address)
 
 
 def take_memory(

@@ -1,25 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """A borrower's hold of one donor: the lease, and the copies that go by it.
 
-What goes wrong ends it for good: a donor that was lost comes back as a new link, and empty.
+A donor that is late or not heard of is away: nothing is copied until it was reached again, and has
+shown that it is fast enough. What it has is there still, as long as the lease lasts. When that is
+over, it comes back as a new link, and empty.
 """
 
 import socket
 import ssl
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tierd.errors import Damaged, NoRoom, TierdError, TierFailed
 from tierd.kernel.nixl import Reached
-from tierd.remote.wire import BEAT_S, LEAVES, SILENCE_S, Ask, Keys, Refusal, receive_lease, send
+from tierd.remote.wire import (
+    BEAT_S,
+    LEAVES,
+    SILENCE_S,
+    Ask,
+    Keys,
+    Lease,
+    Refusal,
+    receive_lease,
+    send,
+)
 
 STAGED_BYTES = 4 << 20
 """Are copied at once, at most, unless a single block is larger."""
 
 PORT = 7430
+
+_PROBES = 5
+
+_Copy = Callable[[NDArray[np.int64], NDArray[np.uint8], float], None]
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -36,6 +56,48 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """As reads have shown it when the donor was reached: of one block, and of a batch."""
+
+    latency_ns: int
+    bandwidth_mbps: int
+
+
+class _Line:
+    """A connection to a donor, with a thread that says that the lease is in use."""
+
+    def __init__(self, channel: ssl.SSLSocket, lease: Lease, address: str) -> None:
+        self.lease = lease
+        self.heard_s = time.monotonic()
+        self.leaves = False
+        self.failure: str | None = None
+        self._channel = channel
+        self._is_over = threading.Event()
+        self._beating = threading.Thread(target=self._beat, daemon=True, name=f"donor {address}")
+        self._beating.start()
+
+    def close(self) -> None:
+        self._is_over.set()
+        with suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)
+        self._beating.join()
+        self._channel.close()
+
+    def _beat(self) -> None:
+        """Is a thread: says that the lease is in use, and hears whether it still is one."""
+        try:
+            while not self._is_over.is_set():
+                self._channel.sendall(b".")
+                answer = self._channel.recv(1)
+                if not answer:
+                    raise ConnectionResetError("it has hung up")
+                self.leaves, self.heard_s = answer == LEAVES, time.monotonic()
+                self._is_over.wait(BEAT_S)
+        except (OSError, ValueError) as error:
+            self.failure = str(error) or type(error).__name__
+
+
 class Link:
     """Slots that a donor lends.
 
@@ -47,7 +109,8 @@ class Link:
         deadline_s: for each batch of blocks.
 
     Raises:
-        TierFailed: it cannot be reached, or does not keep to what is agreed. So does each call.
+        TierFailed: it cannot be reached, is too slow, or does not keep to what is agreed. So does
+            each call.
         NoRoom: it lends nothing.
         TierdError: the address or a key is not one, or there is no NIXL.
     """
@@ -57,70 +120,124 @@ class Link:
     ) -> None:
         self.address = address
         self.failure: str | None = None
-        self.leaves = False
-        """Whether the donor asks to be left."""
-        self._deadline_s = deadline_s
-        self._channel = _connect(address, keys)
+        """Why the lease has ended, if so."""
+        self._keys, self._block_bytes, self._deadline_s = keys, block_bytes, deadline_s
+        self._turn = threading.Lock()
+        self._trouble: str | None = None
+        self._has_ended = False
+        self._line = self._begin(Ask(block_bytes=block_bytes, slots=slots))
+        self._lease = self._line.lease
+        self.donor, self.slots = self._lease.donor, self._lease.slots
         try:
-            ask = Ask(block_bytes=block_bytes, slots=slots)
-            send(self._channel, ask)
-            lease = receive_lease(self._channel, ask)
-            if isinstance(lease, Refusal):
-                raise NoRoom(f"donor {address}: {lease.why}")
-            self.donor, self.slots = lease.donor, lease.slots
-            staged = min(slots, max(1, STAGED_BYTES // block_bytes))
-            self._reached = Reached(lease.ticket, lease.address, lease.slots, block_bytes, staged)
-        except (OSError, Damaged) as error:
-            self._channel.close()
-            raise TierFailed(f"donor {address}: {error}") from error
+            self._reached, self.speed = self._reach(self._lease)
         except TierdError:
-            self._channel.close()
+            self._line.close()
             raise
-        self._over = threading.Event()
-        self._beating = threading.Thread(target=self._beat, daemon=True, name=f"donor {address}")
-        self._beating.start()
+
+    @property
+    def away(self) -> str | None:
+        """Why nothing can be copied now, if so."""
+        return self._trouble or self._line.failure
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the donor asks to be left."""
+        return self._line.leaves
 
     def write(self, slots: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
-        self._try(self._reached.write, slots, data)
+        with self._turn:
+            self._try(self._reached.write, slots, data)
 
     def read(self, slots: NDArray[np.int64], into: NDArray[np.uint8]) -> None:
-        self._try(self._reached.read, slots, into)
+        with self._turn:
+            self._try(self._reached.read, slots, into)
+
+    def resume(self) -> None:
+        """Reaches a donor anew that is away, and that no other thread resumes.
+
+        Raises:
+            TierFailed: it still is away, or the lease has ended: then `failure` says why.
+        """
+        self._trouble = self.away  # until it can be reached by a new line
+        self._go_on()
+        with self._turn:
+            self._reached.end()
+            self._reached, self.speed = self._reach(self._line.lease)
+            self._trouble = None
 
     def end(self) -> None:
         """Gives the slots back."""
-        self._fail("given back")
-        self._over.set()
-        with suppress(OSError):
-            self._channel.shutdown(socket.SHUT_RDWR)
-        self._beating.join()
-        self._channel.close()
-        self._reached.end()
+        self.failure, self._has_ended = self.failure or "given back", True
+        with self._turn:
+            self._line.close()
+            self._reached.end()
 
-    def _try(self, call: object, *arguments: object) -> None:
-        if self.failure is not None:
-            raise TierFailed(f"donor {self.address}: {self.failure}")
+    def _try(self, copy: _Copy, slots: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+        if why := self.failure or self.away:
+            raise TierFailed(f"donor {self.address}: {why}")
         try:
-            call(*arguments, self._deadline_s)  # type: ignore[operator]
+            copy(slots, data, self._deadline_s)
         except TierFailed as error:
-            self._fail(str(error))
+            self._trouble = str(error)
             raise TierFailed(f"donor {self.address}: {error}") from error
 
-    def _beat(self) -> None:
-        """Is a thread: says that the lease is in use, and hears whether it still is one."""
+    def _begin(self, ask: Ask) -> _Line:
+        """Asks for a lease, or to go on with one."""
+        channel = _connect(self.address, self._keys)
         try:
-            while not self._over.is_set():
-                self._channel.sendall(b".")
-                answer = self._channel.recv(1)
-                if not answer:
-                    raise ConnectionResetError("it has hung up")
-                self.leaves = answer == LEAVES
-                self._over.wait(BEAT_S)
-        except (OSError, ValueError) as error:
-            self._fail(str(error) or type(error).__name__)
+            send(channel, ask)
+            lease = receive_lease(channel, ask)
+        except (OSError, Damaged) as error:
+            channel.close()
+            raise TierFailed(f"donor {self.address}: {error}") from error
+        if isinstance(lease, Refusal):
+            channel.close()
+            raise NoRoom(f"donor {self.address}: {lease.why}")
+        return _Line(channel, lease, self.address)
 
-    def _fail(self, why: str) -> None:
-        if self.failure is None:
-            self.failure = why
+    def _go_on(self) -> None:
+        """Goes on with the lease by a new line."""
+        name = self._lease.lease
+        try:
+            line = self._begin(Ask(block_bytes=self._block_bytes, slots=self.slots, lease=name))
+        except TierdError as error:
+            silent_s = time.monotonic() - self._line.heard_s
+            if isinstance(error, NoRoom):
+                self.failure = self.failure or str(error)
+            elif silent_s > self._lease.keep_s:
+                self.failure = self.failure or f"not heard of for {silent_s:.0f} s"
+            raise TierFailed(str(error)) from error
+        with self._turn:
+            if not self._has_ended:
+                self._line, line = line, self._line
+            line.close()
+        if (self._line.lease.donor, self._line.lease.slots) != (self.donor, self.slots):
+            self.failure = self.failure or "it is another one now"
+        if self.failure is not None:
+            raise TierFailed(f"donor {self.address}: {self.failure}")
+
+    def _reach(self, lease: Lease) -> tuple[Reached, Speed]:
+        """Has the donor be reached, and reads as it will be read, before anybody waits for it."""
+        staged = min(lease.slots, max(1, STAGED_BYTES // self._block_bytes))
+        try:
+            reached = Reached(lease.ticket, lease.address, lease.slots, self._block_bytes, staged)
+        except TierFailed as error:
+            raise TierFailed(f"donor {self.address}: {error}") from error
+        into = np.empty((staged, self._block_bytes), np.uint8)
+
+        def timed(count: int) -> int:
+            begin_ns = time.monotonic_ns()
+            reached.read(np.arange(count), into[:count], self._deadline_s)
+            return time.monotonic_ns() - begin_ns
+
+        try:
+            timed(1)  # UCX connects by it
+            latency_ns = int(median(timed(1) for _ in range(_PROBES)))
+            bandwidth_mbps = max(1, into.nbytes * 1000 // timed(staged))
+        except TierFailed as error:
+            reached.end()
+            raise TierFailed(f"donor {self.address}: {error}") from error
+        return reached, Speed(latency_ns=latency_ns, bandwidth_mbps=bandwidth_mbps)
 
 
 def _connect(address: str, keys: Keys) -> ssl.SSLSocket:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a borrower and a donor say to each other, over TLS in which both show a certificate.
 
-    borrower  Ask: so many slots of so many bytes
+    borrower  Ask: so many slots of so many bytes; or that a lease goes on
     donor     Lease: where they are, and the ticket to reach them; or Refusal: why not
     borrower  a byte, again and again
     donor     a byte for each: LENDS, or LEAVES where it is about to go
 
-Each of the first two is its length, 4 bytes, and a JSON object. The end of the connection is that
-of the lease, and so is silence. Blocks do not come this way: they go by NIXL.
+Each of the first two is its length, 4 bytes, and a JSON object. A borrower that hangs up ends its
+lease. Where nothing is heard any more, the donor keeps it for a while, and the borrower comes back
+by another connection and with its name. Blocks do not come this way: they go by NIXL.
 """
 
 import base64
@@ -25,7 +26,7 @@ from tierd.errors import Damaged, TierdError
 VERSION: Final = 1
 MOST_BYTES: Final = 64 << 10
 SILENCE_S: Final = 5.0
-"""After so long without a byte the other one is taken for gone."""
+"""After so long without a byte the other one is not there."""
 
 BEAT_S: Final = 1.0
 LENDS, LEAVES = b"+", b"-"
@@ -34,18 +35,28 @@ _LENGTH = struct.Struct("<I")
 _MOST_SLOTS = (1 << 31) - 1
 """NIXL counts them in an int32."""
 
+_MOST_KEEP_S = 24 * 3600
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
+    """`lease` is that which goes on, or empty where a new one is asked for."""
+
     block_bytes: int
     slots: int
+    lease: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Slots, as many as asked for or fewer, from `address` on in the donor's memory."""
+    """Slots, as many as asked for or fewer, from `address` on in the donor's memory.
+
+    `lease` is known to this borrower alone; after `keep_s` seconds of silence it has ended.
+    """
 
     donor: str
+    lease: str
+    keep_s: int
     address: int
     slots: int
     ticket: bytes
@@ -101,7 +112,9 @@ def receive_ask(channel: socket.socket) -> Ask:
     """
     told = _receive(channel)
     return Ask(
-        block_bytes=_number(told, "block_bytes", 1 << 40), slots=_number(told, "slots", _MOST_SLOTS)
+        block_bytes=_number(told, "block_bytes", 1 << 40),
+        slots=_number(told, "slots", _MOST_SLOTS),
+        lease=_text(told, "lease"),
     )
 
 
@@ -116,6 +129,8 @@ def receive_lease(channel: socket.socket, asked: Ask) -> Lease | Refusal:
         raise Damaged(f"a ticket that is none: {error}") from error
     return Lease(
         donor=_text(told, "donor"),
+        lease=_text(told, "lease"),
+        keep_s=_number(told, "keep_s", _MOST_KEEP_S),
         address=_number(told, "address", (1 << 64) - 1),
         slots=_number(told, "slots", asked.slots),
         ticket=ticket,

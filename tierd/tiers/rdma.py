@@ -1,26 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tier of other hosts' memory: each block on several, so that one may die (docs/remote.md).
 
-A donor that is late, stopped or gone is lost, with all that it had: what it had is read from the
-others, and copied again within a budget. It comes back as a new one, and empty. What is read is
-checked against a sum of what was stored, so that no donor is believed.
+A donor that is late, stopped or cut off is away: what it has is read from the others, and copied
+again within a budget. It comes back with what it had, unless its lease is over: then it is lost,
+and comes back empty. What is read is checked against a sum of what was stored, so that no donor is
+believed.
 """
 
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.errors import Damaged, NoRoom, TierdError, TierFailed
+from tierd.errors import Busy, Lost, NoRoom, TierdError, TierFailed
 from tierd.kernel.arena import sums_of
 from tierd.model import TierKind
-from tierd.remote.link import Link
+from tierd.remote.link import Link, Speed
 from tierd.remote.wire import Keys
 from tierd.tiers.plugin import Facts, Health
 
@@ -29,8 +31,8 @@ log = logging.getLogger("tierd")
 MOST_REPLICAS = 4
 HEAL_EVERY_S = 0.1
 FIRST_WAIT_S, MOST_WAIT_S = 1.0, 60.0
-"""Between two tries to reach a donor that was lost; each wait is twice the last, also where it was
-there in between, but not for as long as the longest: one that is slow comes and goes.
+"""Between two tries to reach a donor that is not there; each wait is twice the last, also where it
+was there in between, but not for as long as the longest: one that is slow comes and goes.
 """
 
 _NONE = -1
@@ -43,8 +45,13 @@ class Donor(Protocol):
     donor: str
     slots: int
     failure: str | None
-    leaves: bool
+    speed: Speed
 
+    @property
+    def away(self) -> str | None: ...
+    @property
+    def leaves(self) -> bool: ...
+    def resume(self) -> None: ...
     def write(self, slots: NDArray[np.int64], data: NDArray[np.uint8]) -> None: ...
     def read(self, slots: NDArray[np.int64], into: NDArray[np.uint8]) -> None: ...
     def end(self) -> None: ...
@@ -52,13 +59,17 @@ class Donor(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """How the blocks that are stored are: on as many donors as wanted, on fewer, or on none."""
+    """How the blocks that are stored are: on as many donors as wanted, on fewer, or on none.
+
+    `away` are those that only donors have which are away.
+    """
 
     whole: int
     thin: int
+    away: int
     lost: int
     copied_again: int
-    """Copies that were made since a donor was lost, or asked to be left."""
+    """Copies that were made since a donor was not there, or asked to be left."""
     disbelieved: int
     """Copies that were not what was stored."""
 
@@ -86,25 +97,37 @@ class _Place:
     address: str
     link: Donor | None = None
     free: _Free | None = None
-    since_s: float = 0.0
+    since_s: float | None = None
+    """When it was reached; None while it is not there."""
     wait_s: float = FIRST_WAIT_S
     try_at_s: float = 0.0
 
     @property
+    def is_here(self) -> bool:
+        return self.link is not None and not (self.link.failure or self.link.away)
+
+    @property
     def room(self) -> int:
         """How many blocks it can take."""
-        if self.link is None or self.free is None or self.link.leaves:
+        if self.link is None or self.free is None or not self.is_here or self.link.leaves:
             return 0
         return self.free.count
 
-    def has(self, link: Donor) -> None:
-        self.link, self.free, self.since_s = link, _Free(link.slots), time.monotonic()
+    def has(self, link: Donor, now_s: float) -> None:
+        """Takes note that the donor was reached; by the link that it has, or an empty one."""
+        if link is not self.link:
+            self.link, self.free = link, _Free(link.slots)
+        self.since_s = now_s
 
     def has_not(self, now_s: float) -> None:
-        """Takes note that the donor is gone, or could not be reached."""
-        is_new = self.link is not None and now_s - self.since_s >= MOST_WAIT_S
-        self.wait_s = FIRST_WAIT_S if is_new else min(2 * self.wait_s, MOST_WAIT_S)
-        self.link, self.free, self.try_at_s = None, None, now_s + self.wait_s
+        """Takes note that the donor is not there any more, or could not be reached."""
+        was_long = self.since_s is not None and now_s - self.since_s >= MOST_WAIT_S
+        self.wait_s = FIRST_WAIT_S if was_long else min(2 * self.wait_s, MOST_WAIT_S)
+        self.since_s, self.try_at_s = None, now_s + self.wait_s
+
+    def loses(self) -> None:
+        """Takes note that the lease is over."""
+        self.link = self.free = None
 
 
 class RemoteSpace:
@@ -139,7 +162,7 @@ class RemoteSpace:
         self._rest_s = max(HEAL_EVERY_S, self._batch * block_bytes / (heal_mbps * (1 << 20)))
         self._places = [_Place(link.address) for link in links]
         for place, link in zip(self._places, links, strict=True):
-            place.has(link)
+            place.has(link, time.monotonic())
         self._donor = np.full((slots, replicas), _NONE, np.int16)
         """The place of each copy."""
         self._at = np.zeros((slots, replicas), np.int64)
@@ -150,45 +173,41 @@ class RemoteSpace:
         self._stop = threading.Event()
         self._healer = threading.Thread(target=self._heal, daemon=True, name="remote copies")
         self._healer.start()
-        threading.Thread(target=self._find, daemon=True, name="remote donors").start()
+        for place in self._places:
+            self._look_after(place)
 
     @property
     def copies(self) -> Copies:
         """Tells how well the blocks are kept now."""
         with self._lock:
             self._see_who_is_lost()
-            have = np.count_nonzero(self._donor[self._sums != 0] != _NONE, axis=1)
+            is_stored = self._sums != 0
+            have = np.count_nonzero(self._can_be_read()[is_stored], axis=1)
+            is_nowhere = (self._donor[is_stored] == _NONE).all(axis=1)
         return Copies(
             whole=int(np.count_nonzero(have == self._donor.shape[1])),
             thin=int(np.count_nonzero((have > 0) & (have < self._donor.shape[1]))),
-            lost=int(np.count_nonzero(have == 0)),
+            away=int(np.count_nonzero((have == 0) & ~is_nowhere)),
+            lost=int(np.count_nonzero(is_nowhere)),
             copied_again=self._copied_again,
             disbelieved=self._disbelieved,
         )
 
     @property
     def failures(self) -> dict[str, str]:
-        """Why donors are lost, by their addresses."""
-        lost = {}
+        """Why donors are not there, by their addresses."""
+        found = {}
         for place in self._places:
-            if place.link is None:
-                lost[place.address] = "not reached"
-            elif place.link.failure is not None:
-                lost[place.address] = place.link.failure
-        return lost
-
-    def health(self) -> Health:
-        """FULL while no donor is there. Else there is room, as a slot is only ever replaced."""
-        with self._lock:
-            self._see_who_is_lost()
-            is_there = any(place.link is not None for place in self._places)
-            return Health.GOOD if is_there else Health.FULL
+            link = place.link
+            if why := "not reached" if link is None else link.failure or link.away:
+                found[place.address] = why
+        return found
 
     def store(self, slots: NDArray[np.int64], data: NDArray[np.uint8]) -> int:
         """Stores on as many donors as have room; on fewer than wanted where others are lost.
 
         Raises:
-            NoRoom: none has any.
+            Busy: none has any now.
         """
         with self._lock:
             self._see_who_is_lost()
@@ -198,7 +217,7 @@ class RemoteSpace:
                 chosen = self._emptiest()[: self._donor.shape[1]]
                 if not chosen:
                     if not self._thin_out(len(slots) - done):
-                        raise NoRoom(f"no donor has room: {self._why()}")
+                        raise Busy(f"no donor has room: {self._why()}")
                     continue
                 most = min(self._places[number].room for number in chosen)
                 part = slots[done : done + most]
@@ -214,7 +233,8 @@ class RemoteSpace:
         """Loads each block from one of its donors, and from the next where that is not right.
 
         Raises:
-            Damaged: of some every copy is lost.
+            Lost: of some every copy is.
+            Busy: some are on donors alone that are away.
         """
         with self._lock:
             self._see_who_is_lost()
@@ -225,9 +245,14 @@ class RemoteSpace:
                 left = left[~self._get(slots[left], column, into, left)]
                 if not len(left):
                     break
-        if len(left):
-            raise Damaged(
-                f"no donor has slots {slots[left][:8].tolist()} any more: {self._why()}",
+            missed = slots[left]
+            is_away = (self._donor[missed] != _NONE).any(axis=1)
+        if is_away.any():
+            raise Busy(f"donors of slots {missed[is_away][:8].tolist()} are away: {self._why()}")
+        if len(missed):
+            raise Lost(
+                f"no donor has slots {missed[:8].tolist()} any more: {self._why()}",
+                missed,
                 hint="use more replicas, or donors that do not die together",
             )
         return len(slots)
@@ -241,7 +266,12 @@ class RemoteSpace:
             for place in self._places:
                 if place.link is not None:
                     place.link.end()
-                    place.link = None
+                    place.loses()
+
+    def _can_be_read(self) -> NDArray[np.bool_]:
+        """Returns which copies are on donors that are there; of the shape of _donor."""
+        here = [number for number, place in enumerate(self._places) if place.is_here]
+        return np.isin(self._donor, here)
 
     def _why(self) -> str:
         return "; ".join(f"{donor}: {why}" for donor, why in self.failures.items()) or "all is full"
@@ -266,6 +296,7 @@ class RemoteSpace:
         try:
             place.link.write(at, data)
         except TierFailed:
+            place.free.give(at)
             self._see_who_is_lost()
             return False
         self._donor[slots, columns], self._at[slots, columns] = number, at
@@ -319,11 +350,10 @@ class RemoteSpace:
 
     def _thin_out(self, count: int) -> bool:
         """Frees a copy of so many blocks that have another one; returns whether there was any."""
-        has_room_by_it = np.array([place.link and not place.link.leaves for place in self._places])
-        is_free = (self._donor != _NONE) & has_room_by_it.astype(np.bool_)[self._donor]
-        spare = np.flatnonzero(
-            is_free.any(axis=1) & (np.count_nonzero(self._donor != _NONE, axis=1) > 1)
-        )[:count]
+        can_be_read = self._can_be_read()
+        is_free = can_be_read & ~np.isin(self._donor, self._leaving())
+        spare = np.flatnonzero(is_free.any(axis=1) & (np.count_nonzero(can_be_read, axis=1) > 1))
+        spare = spare[:count]
         columns = is_free[spare].argmax(axis=1)
         self._give_back(self._donor[spare, columns], self._at[spare, columns])
         self._donor[spare, columns] = _NONE
@@ -331,18 +361,22 @@ class RemoteSpace:
 
     def _see_who_is_lost(self) -> None:
         for number, place in enumerate(self._places):
-            if place.link is None or place.link.failure is None:
+            link = place.link
+            if link is None or place.is_here:
                 continue
-            lost = self._donor == number
-            log.warning(
-                "donor %s is lost, with %d copies: %s",
-                place.address,
-                np.count_nonzero(lost),
-                place.link.failure,
-            )
-            self._donor[lost] = _NONE
-            place.link.end()
-            place.has_not(time.monotonic())
+            its = self._donor == number
+            count = np.count_nonzero(its)
+            if place.since_s is not None:
+                place.has_not(time.monotonic())
+                why = link.away or link.failure
+                log.warning("donor %s is away, with %d copies: %s", place.address, count, why)
+            if link.failure is not None:
+                log.warning(
+                    "donor %s is lost, with %d copies: %s", place.address, count, link.failure
+                )
+                self._donor[its] = _NONE
+                link.end()
+                place.loses()
 
     def _heal(self) -> None:
         """Is a thread: copies again what donors have lost."""
@@ -351,33 +385,44 @@ class RemoteSpace:
                 self._see_who_is_lost()
                 self._copy_again()
 
-    def _find(self) -> None:
-        """Is a thread: looks for donors that were lost. One that is stopped may keep it waiting."""
+    def _look_after(self, place: _Place) -> None:
+        """Begins a thread of the donor's own: one that is stopped keeps it waiting."""
+        name = f"to {place.address}"
+        threading.Thread(target=self._find, args=(place,), daemon=True, name=name).start()
+
+    def _find(self, place: _Place) -> None:
+        """Is a thread: looks for a donor that is not there."""
         while not self._stop.wait(HEAL_EVERY_S):
-            for place in self._places:
-                if place.link is None and place.try_at_s <= time.monotonic():
-                    self._reach(place)
+            is_over = place.link is not None and place.link.failure is not None
+            if place.since_s is None and not is_over and place.try_at_s <= time.monotonic():
+                self._reach(place)
 
     def _reach(self, place: _Place) -> None:
+        link = place.link
         try:
-            link = self._connect(place.address)
+            if link is None:
+                link = self._connect(place.address)
+            else:
+                link.resume()
         except TierdError as error:
             place.has_not(time.monotonic())
+            if link is not None and link.failure is not None:
+                place.try_at_s = 0.0  # it is there, or was not for long: a new lease is next
             log.debug("donor %s is not back: %s", place.address, error)
             return
         with self._lock:
             if self._stop.is_set():
                 link.end()
                 return
-            place.has(link)
-        log.info("donor %s is back, and empty", place.address)
+            is_empty = link is not place.link
+            place.has(link, time.monotonic())
+        log.info("donor %s is back%s", place.address, ", and empty" if is_empty else "")
 
     def _copy_again(self) -> None:
-        """Copies a batch of blocks that have fewer replicas than wanted, or are on who leaves."""
-        leaving = [n for n, place in enumerate(self._places) if place.link and place.link.leaves]
-        is_missing = (self._donor == _NONE) | np.isin(self._donor, leaving)
-        has_one = (self._donor != _NONE).any(axis=1)
-        thin = np.flatnonzero((self._sums != 0) & is_missing.any(axis=1) & has_one)
+        """Copies a batch of blocks with fewer replicas than wanted, or on who leaves or is away."""
+        leaving, can_be_read = self._leaving(), self._can_be_read()
+        is_missing = ~can_be_read | np.isin(self._donor, leaving)
+        thin = np.flatnonzero((self._sums != 0) & is_missing.any(axis=1) & can_be_read.any(axis=1))
         for number in self._emptiest():
             has_it = (self._donor[thin] == number).any(axis=1)
             slots = thin[~has_it][: min(self._batch, self._places[number].room)]
@@ -387,17 +432,21 @@ class RemoteSpace:
         for number in leaving:
             self._let_go(number)
 
+    def _leaving(self) -> list[int]:
+        return [n for n, place in enumerate(self._places) if place.link and place.link.leaves]
+
     def _let_go(self, number: int) -> None:
         """Gives a donor that asked to be left its memory back, once nothing is there."""
         place = self._places[number]
         if place.link is not None and not (self._donor == number).any():
             log.info("donor %s is left, as it asked", place.address)
             place.link.end()
+            place.loses()
             place.has_not(time.monotonic())
 
     def _copy_to(self, number: int, slots: NDArray[np.int64], columns: NDArray[np.int64]) -> None:
         data = np.empty((len(slots), self._block_bytes), np.uint8)
-        have = (self._donor[slots] != _NONE).argmax(axis=1)
+        have = self._can_be_read()[slots].argmax(axis=1)
         rows = np.arange(len(slots))
         right = self._get(slots, have, data, rows)
         slots, columns, data = slots[right], columns[right], data[right]
@@ -442,8 +491,8 @@ class RemoteTier:
         return tuple(self._spaces)
 
     def health(self) -> Health:
-        found = [space.health() for space in self.spaces]
-        return next((health for health in found if health is not Health.GOOD), Health.GOOD)
+        """Is always good: a space without donors says so itself, as they may come back."""
+        return Health.GOOD
 
     def reserve(self, block_bytes: int, slots: int) -> RemoteSpace:
         """Leases memory of every donor: enough for all to find room again when one is lost.
@@ -472,6 +521,12 @@ class RemoteTier:
             block_bytes, min(slots, room), self._replicas, links, connect, self._heal_mbps
         )
         self._spaces.append(space)
+        speeds = [link.speed for link in links]
+        self.facts = replace(
+            self.facts,
+            latency_ns=int(median(speed.latency_ns for speed in speeds)),
+            bandwidth_mbps=int(median(speed.bandwidth_mbps for speed in speeds)),
+        )
         return space
 
     def _leases(self, connect: Callable[[str], Donor]) -> tuple[list[Donor], list[str]]:
@@ -528,8 +583,8 @@ def rdma(
         cert: one's own certificate.
         key: of it.
         replicas: 1 to MOST_REPLICAS; with 1, who dies takes its blocks along.
-        deadline_s: a donor that takes longer for a batch is lost.
-        heal_mbps: MiB a second that are copied again when one is lost.
+        deadline_s: a donor that takes longer for a batch is away.
+        heal_mbps: MiB a second that are copied again when one is away or lost.
         name: of the tier.
 
     Raises:
