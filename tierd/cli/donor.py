@@ -5,19 +5,26 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import click
 
 from tierd import __version__
+from tierd.api.app import App
+from tierd.api.endpoints import serving_api
+from tierd.api.lending import OPERATIONS, Lending
+from tierd.api.sockets import DONOR
 from tierd.cli.daemon import log_from
 from tierd.cli.errors import Commands
-from tierd.cli.options import SIZE
+from tierd.cli.options import SIZE, runtime_dir_option
 from tierd.errors import TierdError
 from tierd.kernel.nixl import load_nixl
 from tierd.kernel.signals import caught_signals
 from tierd.model import NodeId
-from tierd.remote.donor import Donor, take_memory
+from tierd.remote.donor import Donor, read_free, take_memory
 from tierd.remote.link import PORT, split_address
 from tierd.remote.wire import Keys
 
@@ -63,6 +70,7 @@ def main() -> None:
     show_default=True,
     help="At the end, wait so many seconds for borrowers to move away.",
 )
+@runtime_dir_option("Have the sockets for tierctl donor")
 def run(
     lend_bytes: int,
     reserve_bytes: int,
@@ -73,18 +81,24 @@ def run(
     key: Path,
     allow: tuple[str, ...],
     grace_s: float,
+    runtime_dir: Path,
 ) -> None:
     """Lends memory in the foreground, until SIGTERM or SIGINT."""
     log_from(logging.INFO)
     load_nixl()
     keys = Keys(ca=ca, cert=cert, key=key)
-    with caught_signals() as signals, _listener(listen) as listener:
-        memory = take_memory(lend_bytes, reserve_bytes, [NodeId(node) for node in nodes])
+    with caught_signals() as signals, _listener(listen) as listener, ExitStack() as stack:
+        chosen = [*read_free([NodeId(node) for node in nodes])]
+        memory = take_memory(lend_bytes, reserve_bytes, chosen)
         donor = Donor(memory, listener, keys, allow)
+        host, port = listener.getsockname()[:2]
+        lending = Lending(
+            donor=donor, address=f"{host}:{port}", nodes=chosen, reserve_bytes=reserve_bytes
+        )
+        stack.enter_context(_answering(lending, runtime_dir))
         serving = threading.Thread(target=donor.serve, name="donor")
         serving.start()
-        host, port = listener.getsockname()[:2]
-        log.info("%d MiB are lent at %s:%d", len(memory) >> 20, host, port)
+        log.info("%d MiB are lent at %s", len(memory) >> 20, lending.address)
         try:
             while not signals.stop_asked(3600.0, {}):
                 pass
@@ -95,6 +109,20 @@ def run(
         finally:
             donor.stop()
             serving.join()
+
+
+@contextmanager
+def _answering(lending: Lending, runtime_dir: Path) -> Iterator[None]:
+    """Has tierctl donor answered inside the block."""
+    try:
+        runtime_dir.mkdir(exist_ok=True)
+    except OSError as error:
+        raise TierdError(
+            f"{runtime_dir}: {error.strerror}", hint="run it with sudo, or give --runtime-dir"
+        ) from error
+    app = partial(App, lending, lending, name=DONOR)
+    with serving_api(runtime_dir, app, OPERATIONS):
+        yield
 
 
 def _listener(address: str) -> socket.socket:

@@ -11,8 +11,10 @@ import ssl
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -80,11 +82,53 @@ class Extents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Borrower:
-    """Who has a part of the memory now."""
+    """Who has a part of the memory now, and since when, in seconds of the epoch."""
 
     name: str
     address: str
     part: range
+    since_s: float = field(default_factory=time.time)
+
+
+class Refused(StrEnum):
+    """Why somebody who came was lent nothing."""
+
+    STRANGER = "stranger"
+    """Without a certificate that is believed, or not allowed."""
+    BUSY = "busy"
+    """There are MOST_BORROWERS."""
+    FULL = "full"
+    LEAVES = "leaves"
+    FAILED = "failed"
+
+
+class Ended(StrEnum):
+    """How a lease has ended."""
+
+    GIVEN_BACK = "given_back"
+    """The borrower has closed the connection, or its kernel has when it died."""
+    SILENT = "silent"
+    LOST = "lost"
+    STOPPED = "stopped"
+    """By stop()."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What a donor lends, and what has become of all who came; sizes in bytes."""
+
+    capacity_bytes: int
+    free_bytes: int
+    leaves: bool
+    borrowers: Sequence[Borrower]
+    leases: int
+    refused: Counter[Refused]
+    ended: Counter[Ended]
+
+    @property
+    def borrowed_bytes(self) -> int:
+        """Also what is being given to a borrower, or wiped after one."""
+        return self.capacity_bytes - self.free_bytes
 
 
 class Donor:
@@ -115,11 +159,26 @@ class Donor:
         self._borrowers: list[Borrower] = []
         self._threads: list[threading.Thread] = []
         self._stopping = False
+        self._leases = 0
+        self._refused: Counter[Refused] = Counter()
+        self._ended: Counter[Ended] = Counter()
 
     @property
     def borrowers(self) -> list[Borrower]:
         with self._lock:
             return self._borrowers.copy()
+
+    def account(self) -> Account:
+        with self._lock:
+            return Account(
+                capacity_bytes=self._extents.size_bytes,
+                free_bytes=sum(map(len, self._extents.free)),
+                leaves=self.leaves,
+                borrowers=self._borrowers.copy(),
+                leases=self._leases,
+                refused=self._refused.copy(),
+                ended=self._ended.copy(),
+            )
 
     def serve(self) -> None:
         """Accepts borrowers until stop(); returns when the last lease has ended."""
@@ -144,6 +203,7 @@ class Donor:
     def _begin(self, channel: socket.socket, address: str) -> None:
         if len(self._threads) >= MOST_BORROWERS:
             log.warning("%s is refused: there are %d borrowers", address, MOST_BORROWERS)
+            self._refuse(Refused.BUSY)
             channel.close()
             return
         thread = threading.Thread(target=self._talk, args=(channel, address), daemon=True)
@@ -153,14 +213,19 @@ class Donor:
     def _talk(self, channel: socket.socket, address: str) -> None:
         """Is a thread: one borrower, from its certificate to its end."""
         channel.settimeout(SILENCE_S)
+        why = Refused.STRANGER
         try:
             with self._context.wrap_socket(channel, server_side=True) as secure:
                 name = _common_name(secure)
                 if self._allowed and name not in self._allowed:
                     raise TierdError(f"{name} is not allowed to borrow")
+                why = Refused.FAILED
                 self._lend(secure, name, address)
         except (TierdError, OSError) as error:
             log.warning("borrower %s: %s", address, error)
+            if isinstance(error, NoRoom):
+                why = Refused.LEAVES if self.leaves else Refused.FULL
+            self._refuse(why)
         finally:
             channel.close()
 
@@ -190,8 +255,12 @@ class Donor:
             self._borrowers.append(borrower)
         try:
             send(channel, lease)
+            with self._lock:
+                self._leases += 1
             log.info("%s (%s) borrows %d MiB", borrower.name, borrower.address, len(part) >> 20)
-            self._beat(channel)
+            ended = self._beat(channel)
+            with self._lock:
+                self._ended[ended] += 1
         finally:
             lent.end()
             memory[:] = 0
@@ -206,16 +275,21 @@ class Donor:
             raise NoRoom("nothing is lent any more" if self.leaves else "all of it is lent")
         return part
 
-    def _beat(self, channel: ssl.SSLSocket) -> None:
+    def _refuse(self, why: Refused) -> None:
+        with self._lock:
+            self._refused[why] += 1
+
+    def _beat(self, channel: ssl.SSLSocket) -> Ended:
         """Answers until the borrower is silent or gone."""
         while not self._stopping:
             try:
                 if not channel.recv(1):
-                    return
+                    return Ended.GIVEN_BACK
                 channel.sendall(LEAVES if self.leaves else LENDS)
             except OSError as error:
                 log.warning("a borrower has gone: %s", error)
-                return
+                return Ended.SILENT if isinstance(error, TimeoutError) else Ended.LOST
+        return Ended.STOPPED
 
 
 def take_memory(
@@ -226,12 +300,8 @@ def take_memory(
     Raises:
         NoRoom: the host would have less than its reserve, or there is no such node.
     """
-    free = {node.id: node.free_bytes for node in read_nodes() if node.total_bytes}
-    unknown = [node for node in nodes if node not in free]
-    if unknown:
-        raise NoRoom(f"node {unknown[0]} has no memory", hint=f"there are: {sorted(free)}")
-    chosen = [*nodes] or sorted(free)
-    available = sum(free[node] for node in chosen)
+    free = read_free(nodes)
+    chosen, available = [*free], sum(free.values())
     if available - lend_bytes < reserve_bytes:
         raise NoRoom(
             f"{lend_bytes >> 20} MiB to be lent, {reserve_bytes >> 20} MiB to be kept: nodes "
@@ -239,6 +309,19 @@ def take_memory(
             hint="lend less, or reserve less",
         )
     return place(_whole_pages(lend_bytes), chosen)
+
+
+def read_free(nodes: Sequence[NodeId] = ()) -> dict[NodeId, int]:
+    """Returns what these nodes have free, in bytes, or all that have memory.
+
+    Raises:
+        NoRoom: there is no such node.
+    """
+    free = {node.id: node.free_bytes for node in read_nodes() if node.total_bytes}
+    unknown = [node for node in nodes if node not in free]
+    if unknown:
+        raise NoRoom(f"node {unknown[0]} has no memory", hint=f"there are: {sorted(free)}")
+    return {node: free[node] for node in nodes or sorted(free)}
 
 
 def _whole_pages(size_bytes: int) -> int:
