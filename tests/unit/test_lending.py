@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -31,7 +32,7 @@ from tierd.cli.control import main
 from tierd.errors import NotFound
 from tierd.model import NodeId
 from tierd.remote.donor import Donor, Ended, Refused
-from tierd.remote.wire import Ask, Keys, Lease, Refusal, receive_lease, send
+from tierd.remote.wire import LEAVES, Ask, Keys, Lease, Refusal, receive_lease, send
 
 BLOCK, BLOCKS = 4096, 16
 Tierctl = Callable[..., Result]
@@ -217,3 +218,90 @@ def test_where_no_donor_runs_the_next_step_is_told(tmp_path: Path) -> None:
         "tierctl: hint: start it with: systemctl start tierd-donor, or in the foreground: "
         "tierd-donor run\n"
     )
+
+
+@contextmanager
+def leaving_when_asked(lending: Lending, keys: Keys) -> Iterator[None]:
+    """A borrower that gives its memory back once it is asked to."""
+    with connected(lending, keys) as channel:
+        assert isinstance(ask(channel, 3), Lease)
+
+        def beat() -> None:
+            channel.sendall(b".")
+            while channel.recv(1) != LEAVES:
+                channel.sendall(b".")
+            channel.close()
+
+        beating = threading.Thread(target=beat)
+        beating.start()
+        yield
+        beating.join()
+
+
+def test_drained_nobody_borrows_until_it_is_undone(
+    lending: Lending, keys: Keys, tierctl: Tierctl
+) -> None:
+    with leaving_when_asked(lending, keys):
+        told = tierctl("drain")
+    assert told.exit_code == 0, told.output
+    assert told.output.splitlines()[-1] == "nobody borrows, and nothing is lent until --undo"
+    assert lending.donor.leaves
+    assert "asks to be left, and lends nothing more, at" in tierctl("status").output
+    assert json.loads(tierctl("drain", "--json").output)["borrowed"] == 0
+    with connected(lending, keys) as channel:
+        assert ask(channel, 1) == Refusal(why="nothing is lent any more")
+    assert tierctl("drain", "--undo").output == "lends again\n"
+    with borrowing(lending, keys, 1):
+        assert not lending.donor.leaves
+
+
+def test_a_drain_can_be_tried(lending: Lending, keys: Keys, tierctl: Tierctl) -> None:
+    with borrowing(lending, keys, 3):
+        told = tierctl("drain", "--dry-run")
+        assert told.output.startswith("would be asked to move away:\nBORROWER  ")
+        assert "\nhost-d  " in told.output
+    assert not lending.donor.leaves
+    assert tierctl("drain", "--dry-run", "--undo").exit_code == 2
+
+
+def test_who_stays_is_told_and_asked_on(lending: Lending, keys: Keys, tierctl: Tierctl) -> None:
+    with borrowing(lending, keys, 3):
+        told = tierctl("drain", "--timeout", "0")
+    assert told.exit_code == 1
+    assert "error: after 0 s 1 borrowers have 12 KiB still" in told.output
+    assert "lend again: tierctl donor drain --undo" in told.output
+    assert lending.donor.leaves
+
+
+def clock_that(sleep: Callable[[float], None]) -> SimpleNamespace:
+    """What stands for the module time in tierctl's wait."""
+    return SimpleNamespace(sleep=sleep, monotonic=float)
+
+
+def test_an_interrupt_leaves_it_draining(
+    lending: Lending, keys: Keys, tierctl: Tierctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with borrowing(lending, keys, 3):
+        with monkeypatch.context() as patch:
+            patch.setattr("tierd.cli.lending.time", clock_that(interrupt))
+            told = tierctl("drain")
+        assert told.exit_code == 1
+        assert "borrowers are asked all the same; tierctl donor drain --undo ends it" in told.output
+        assert lending.donor.leaves
+
+
+def test_a_drain_that_somebody_ends_is_waited_for_no_more(
+    lending: Lending, keys: Keys, tierctl: Tierctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(_: float) -> None:
+        lending.drain(wanted=False)
+
+    with borrowing(lending, keys, 3):
+        with monkeypatch.context() as patch:
+            patch.setattr("tierd.cli.lending.time", clock_that(end))
+            told = tierctl("drain")
+        assert told.exit_code == 1
+        assert "somebody has it lend again, and 1 borrowers have 12 KiB still" in told.output
