@@ -67,7 +67,7 @@ class DonorProcess:
         sizes = ["--lend", f"{lent_mib}M", "--reserve", "0", "--listen", f"{host}:{port}"]
         self._folder = TemporaryDirectory()
         self.runtime_dir = Path(self._folder.name)
-        sockets = ["--runtime-dir", str(self.runtime_dir)]
+        sockets = ["--config", os.devnull, "--runtime-dir", str(self.runtime_dir)]
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-c", _RUN, "run", *sizes, *files, *sockets, *more],
             env={**os.environ, **by},

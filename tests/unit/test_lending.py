@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import jsonschema
 import numpy as np
@@ -29,7 +31,8 @@ from tierd.api.endpoints import serving_api
 from tierd.api.lending import OPERATIONS, Lending
 from tierd.api.sockets import CONTROL, DONOR, MONITOR
 from tierd.cli.control import main
-from tierd.errors import NotFound
+from tierd.cli.donor import answering
+from tierd.errors import NotFound, TierdError
 from tierd.model import NodeId
 from tierd.remote.donor import Donor, Ended, Refused
 from tierd.remote.wire import LEAVES, Ask, Keys, Lease, Refusal, receive_lease, send
@@ -172,6 +175,26 @@ def test_its_metrics_are_prometheuss_and_those_of_its_status(lending: Lending, k
     assert {("tierd_donor_refused_total", why) for why in Refused} <= samples.keys()
     assert {("tierd_donor_ended_total", how) for how in Ended} <= samples.keys()
     assert ("process_resident_memory_bytes",) in samples
+
+
+def test_over_tcp_metrics_alone_are_told(lending: Lending, tmp_path: Path) -> None:
+    with socket.create_server((HOST, 0)) as free:
+        address = f"{HOST}:{free.getsockname()[1]}"
+    with answering(lending, tmp_path / "run", address):
+        assert b"tierd_donor_borrowers 0.0" in urlopen(f"http://{address}/metrics").read()
+        with pytest.raises(HTTPError, match="404") as raised:
+            urlopen(f"http://{address}/v1/status")
+        raised.value.close()
+
+
+def test_where_sockets_cannot_be_is_told(lending: Lending, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(TierdError, match=r"file/run: Not a directory") as raised,
+        answering(lending, tmp_path / "file/run", None),
+    ):
+        pass
+    assert raised.value.hint == "run it with sudo, or give --runtime-dir"
 
 
 def test_anybody_may_ask_and_only_the_group_may_tell(sockets: Path) -> None:

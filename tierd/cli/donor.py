@@ -19,6 +19,7 @@ from tierd.api.lending import OPERATIONS, Lending
 from tierd.api.sockets import DONOR
 from tierd.cli.daemon import log_from
 from tierd.cli.errors import Commands
+from tierd.cli.option_file import file_option, require_all
 from tierd.cli.options import SIZE, runtime_dir_option
 from tierd.errors import TierdError
 from tierd.kernel.nixl import load_nixl
@@ -32,6 +33,20 @@ log = logging.getLogger("tierd")
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _LOOK_S = 0.2
+_CONFIG = Path("/etc/tierd/donor.toml")
+
+
+class _Address(click.ParamType[str]):
+    """As split_address() takes it."""
+
+    name = "address"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            split_address(value)
+        except TierdError as error:
+            self.fail(f"{error}, {error.hint}", param, ctx)
+        return value
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -41,6 +56,7 @@ def main() -> None:
 
 
 @main.command()
+@file_option(_CONFIG)
 @click.option("--lend", "lend_bytes", type=SIZE, required=True, help="So much, taken at once.")
 @click.option(
     "--reserve",
@@ -50,9 +66,16 @@ def main() -> None:
     show_default=True,
     help="Has to be free besides on these nodes.",
 )
-@click.option("--node", "nodes", type=int, multiple=True, help="Of this node; by default of all.")
+@click.option(
+    "--node",
+    "nodes",
+    type=click.IntRange(0, 1023),
+    multiple=True,
+    help="Of this node; by default of all.",
+)
 @click.option(
     "--listen",
+    type=_Address(),
     default=f"0.0.0.0:{PORT}",
     show_default=True,
     metavar="HOST:PORT",
@@ -71,6 +94,12 @@ def main() -> None:
     help="At the end, wait so many seconds for borrowers to move away.",
 )
 @runtime_dir_option("Have the sockets for tierctl donor")
+@click.option(
+    "--metrics-listen",
+    type=_Address(),
+    metavar="HOST:PORT",
+    help="Tell /metrics, and nothing else, over TCP here too.",
+)
 def run(
     lend_bytes: int,
     reserve_bytes: int,
@@ -82,6 +111,7 @@ def run(
     allow: tuple[str, ...],
     grace_s: float,
     runtime_dir: Path,
+    metrics_listen: str | None,
 ) -> None:
     """Lends memory in the foreground, until SIGTERM or SIGINT."""
     log_from(logging.INFO)
@@ -95,7 +125,7 @@ def run(
         lending = Lending(
             donor=donor, address=f"{host}:{port}", nodes=chosen, reserve_bytes=reserve_bytes
         )
-        stack.enter_context(_answering(lending, runtime_dir))
+        stack.enter_context(answering(lending, runtime_dir, metrics_listen))
         serving = threading.Thread(target=donor.serve, name="donor")
         serving.start()
         log.info("%d MiB are lent at %s", len(memory) >> 20, lending.address)
@@ -112,8 +142,8 @@ def run(
 
 
 @contextmanager
-def _answering(lending: Lending, runtime_dir: Path) -> Iterator[None]:
-    """Has tierctl donor answered inside the block."""
+def answering(lending: Lending, runtime_dir: Path, metrics_listen: str | None) -> Iterator[None]:
+    """Has tierctl donor and who collects metrics answered inside the block."""
     try:
         runtime_dir.mkdir(exist_ok=True)
     except OSError as error:
@@ -121,8 +151,26 @@ def _answering(lending: Lending, runtime_dir: Path) -> Iterator[None]:
             f"{runtime_dir}: {error.strerror}", hint="run it with sudo, or give --runtime-dir"
         ) from error
     app = partial(App, lending, lending, name=DONOR)
-    with serving_api(runtime_dir, app, OPERATIONS):
+    with ExitStack() as stack:
+        metrics = stack.enter_context(_listener(metrics_listen)) if metrics_listen else None
+        stack.enter_context(serving_api(runtime_dir, app, OPERATIONS, metrics))
         yield
+
+
+@main.command()
+@click.option(
+    "--config",
+    "path",
+    type=click.Path(path_type=Path),
+    default=_CONFIG,
+    show_default=True,
+    help="This file.",
+)
+def check(path: Path) -> None:
+    """Checks the configuration file, and the keys that it names."""
+    values = require_all(run, path)
+    Keys(**{name: values[name] for name in ("ca", "cert", "key")}).context(is_donor=True)
+    click.echo(f"{path}: ok")
 
 
 def _listener(address: str) -> socket.socket:
