@@ -2,6 +2,8 @@
 """tierctl donor with real donors, and an arena that has their memory by NIXL over TCP."""
 
 import json
+import signal
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -71,3 +73,19 @@ def test_a_drained_donor_is_left_without_loss_and_used_again(
         assert (arena.read(ids) == data).all()
         assert arena.fenced == {}
     until(lambda: all(tierctl(donor, "status")["borrowed"] == 0 for donor in donors))
+
+
+def test_systemd_is_told_when_it_lends_and_how_long_its_end_may_take(
+    keys: Keys, tmp_path: Path
+) -> None:
+    path = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(path))
+        systemd.settimeout(30)
+        donor = DonorProcess(keys, LENT_MIB, by={**BY_TCP, "NOTIFY_SOCKET": str(path)})
+        try:
+            assert systemd.recv(64) == b"READY=1"
+            donor.send(signal.SIGTERM)
+            assert systemd.recv(64) == b"STOPPING=1\nEXTEND_TIMEOUT_USEC=90000000"
+        finally:
+            donor.end()

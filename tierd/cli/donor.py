@@ -23,6 +23,7 @@ from tierd.cli.option_file import file_option, require_all
 from tierd.cli.options import SIZE, runtime_dir_option
 from tierd.errors import TierdError
 from tierd.kernel.nixl import load_nixl
+from tierd.kernel.notify import notify
 from tierd.kernel.signals import caught_signals
 from tierd.model import NodeId
 from tierd.remote.donor import Donor, read_free, take_memory
@@ -33,6 +34,9 @@ log = logging.getLogger("tierd")
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _LOOK_S = 0.2
+_END_S = 30.0
+"""After the grace: what was lent is wiped."""
+
 _CONFIG = Path("/etc/tierd/donor.toml")
 
 
@@ -129,9 +133,11 @@ def run(
         serving = threading.Thread(target=donor.serve, name="donor")
         serving.start()
         log.info("%d MiB are lent at %s", len(memory) >> 20, lending.address)
+        notify("READY=1")
         try:
             while not signals.stop_asked(3600.0, {}):
                 pass
+            notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={int((grace_s + _END_S) * 1e6)}")
             donor.leaves = True
             until_s = time.monotonic() + grace_s
             while donor.borrowers and time.monotonic() < until_s:
