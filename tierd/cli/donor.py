@@ -126,9 +126,8 @@ def run(
         memory = take_memory(lend_bytes, reserve_bytes, chosen)
         donor = Donor(memory, listener, keys, allow)
         host, port = listener.getsockname()[:2]
-        lending = Lending(
-            donor=donor, address=f"{host}:{port}", nodes=chosen, reserve_bytes=reserve_bytes
-        )
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        lending = Lending(donor=donor, address=address, nodes=chosen, reserve_bytes=reserve_bytes)
         stack.enter_context(answering(lending, runtime_dir, metrics_listen))
         serving = threading.Thread(target=donor.serve, name="donor")
         serving.start()
