@@ -61,6 +61,7 @@ systemctl list-unit-files --no-legend 'tierd*'
 
 OTHERS = (
     *("/etc/.pwd.lock", "/etc/group", "/etc/gshadow", "/etc/passwd", "/etc/shadow"),
+    *("/etc/subuid", "/etc/subgid"),
     *("/var/lib/systemd/", "/var/log/journal/"),
 )
 """What others keep by themselves: who writes users and groups keeps a lock and what was before."""
