@@ -16,10 +16,11 @@ from typing import Any
 from tierd import __version__, config
 from tierd.account import account
 from tierd.api.app import App
+from tierd.api.endpoints import serving_api
 from tierd.api.inbox import Inbox
 from tierd.api.operations import OPERATIONS
-from tierd.api.server import Endpoint, serving, tcp_listener, unix_listener
-from tierd.api.sockets import ARENAS, CONTROL, GROUP, MONITOR
+from tierd.api.server import tcp_listener, unix_listener
+from tierd.api.sockets import ARENAS, GROUP
 from tierd.api.view import View
 from tierd.arbiter import LEAVE_OUT, Arbiter
 from tierd.arenas import Arenas
@@ -41,6 +42,7 @@ from tierd.journal import Journal
 from tierd.kernel.cxl_events import CxlEvents
 from tierd.kernel.damon import Admin
 from tierd.kernel.free import FreeMemory
+from tierd.kernel.notify import notify
 from tierd.kernel.proc_events import ProcEvents
 from tierd.kernel.signals import CALL, RELOAD, Signals, caught_signals
 from tierd.kernel.tunable import Files, KernelFiles
@@ -65,7 +67,6 @@ _SLOWLY = (
     "accesses are read from sysfs, fewer and slower: tracefs or perf is out of reach "
     "(tierctl doctor, as the user that runs tierd)"
 )
-NOTIFY_S = 1.0
 COMMAND_S = 10.0
 """A command waits for so long for the loop: a batch of pages, or a busy machine."""
 
@@ -439,7 +440,9 @@ def _set_up(
         service.handover = Handover(daemon=daemon, kernel=schemes, free=free)
         service.handover.begin()
     service.follow_rival()
-    stack.enter_context(serving(_endpoints(stack, settings, service)))
+    app = partial(App, service.view, service)
+    metrics = _metrics_listener(stack, settings)
+    stack.enter_context(serving_api(settings.daemon.runtime_dir, app, OPERATIONS, metrics))
     if settings.arena.enabled:
         daemon.arenas = _arenas(stack, service)
     return service
@@ -466,22 +469,12 @@ def _arenas(stack: ExitStack, service: Service) -> Arenas:
     return Arenas(stack.enter_context(leasing(listener, limits)).all)
 
 
-def _endpoints(stack: ExitStack, settings: Config, service: Service) -> list[Endpoint]:
-    """Opens the API's sockets for as long as the stack lasts."""
-    runtime_dir = settings.daemon.runtime_dir
-    watch = [operation for operation in OPERATIONS if operation.is_for_monitoring]
-    control = stack.enter_context(unix_listener(runtime_dir / CONTROL, 0o660, GROUP))
-    monitor = stack.enter_context(unix_listener(runtime_dir / MONITOR, 0o666))
-    endpoints = [
-        Endpoint(listener=control, app=App(service.view, service, OPERATIONS)),
-        Endpoint(listener=monitor, app=App(service.view, service, watch)),
-    ]
-    if settings.api.metrics_listen:
-        address, _, port = settings.api.metrics_listen.rpartition(":")
-        listener = stack.enter_context(tcp_listener(address.strip("[]"), int(port)))
-        metrics = [operation for operation in watch if operation.path == "/metrics"]
-        endpoints.append(Endpoint(listener=listener, app=App(service.view, service, metrics)))
-    return endpoints
+def _metrics_listener(stack: ExitStack, settings: Config) -> socket.socket | None:
+    """Listens for who collects metrics for as long as the stack lasts, where that is configured."""
+    if not settings.api.metrics_listen:
+        return None
+    address, _, port = settings.api.metrics_listen.rpartition(":")
+    return stack.enter_context(tcp_listener(address.strip("[]"), int(port)))
 
 
 @contextmanager
@@ -546,20 +539,3 @@ def make_mover(
 def _undo(journal: Journal) -> None:
     for line in journal.undo():
         log.info("undone: %s", line, extra=event("undone"))
-
-
-def notify(state: str) -> None:
-    """Tells systemd, where it started us with Type=notify (sdnotify(3)).
-
-    One that doesn't take what it is told is not waited for: placing pages goes on without it.
-    """
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
-        channel.settimeout(NOTIFY_S)
-        try:
-            channel.connect(address.replace("@", "\0", 1) if address.startswith("@") else address)
-            channel.send(state.encode())
-        except OSError as error:
-            log.debug("systemd was not told %s: %s", state, error)

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import trustme
 
@@ -37,7 +38,7 @@ def make_keys(folder: Path, ca: trustme.CA, name: str, host: str = HOST) -> Keys
 
 
 class DonorProcess:
-    """`tierd-donor run`; it is there, at `address`, and `said` is what it logs.
+    """`tierd-donor run`: at `address`, with sockets in `runtime_dir`; `said` is what it logs.
 
     Args:
         keys: its own.
@@ -64,18 +65,23 @@ class DonorProcess:
     ) -> None:
         files = ["--ca", str(keys.ca), "--cert", str(keys.cert), "--key", str(keys.key)]
         sizes = ["--lend", f"{lent_mib}M", "--reserve", "0", "--listen", f"{host}:{port}"]
+        self._folder = TemporaryDirectory()
+        self.runtime_dir = Path(self._folder.name)
+        sockets = ["--config", os.devnull, "--runtime-dir", str(self.runtime_dir)]
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-c", _RUN, "run", *sizes, *files, *more],
+            [*prefix, sys.executable, "-c", _RUN, "run", *sizes, *files, *sockets, *more],
             env={**os.environ, **by},
             stderr=subprocess.PIPE,
             text=True,
         )
         assert self.process.stderr is not None
-        first = self.process.stderr.readline()
-        self.said = [first]
+        self.said: list[str] = []
+        found = None
+        while found is None and (line := self.process.stderr.readline()):
+            self.said.append(line)
+            found = re.search(r"MiB are lent at (\S+)", line)
         self._listening = threading.Thread(target=self._listen)
         self._listening.start()
-        found = re.search(r"MiB are lent at (\S+)", first)
         if found is None:
             self.end()
             raise TierdError("".join(self.said))
@@ -93,6 +99,7 @@ class DonorProcess:
         self.process.kill()
         self.process.wait()
         self._listening.join()
+        self._folder.cleanup()
 
     def _listen(self) -> None:
         assert self.process.stderr is not None

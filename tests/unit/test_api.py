@@ -16,7 +16,8 @@ from tests.unit.fake_commands import FakeCommands
 from tests.unit.machine import HOT, SPAN, FakeSampler, Machine
 from tierd.api import schemas
 from tierd.api.app import App
-from tierd.api.operations import OPERATIONS, Operation
+from tierd.api.operation import Operation
+from tierd.api.operations import OPERATIONS, Commands
 from tierd.api.view import View
 from tierd.errors import Busy, ConfigError, Problem, TierdError
 from tierd.observe.events import History
@@ -37,7 +38,7 @@ class Answer:
 class Client:
     """Asks an application as a server would."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App[View, Commands]) -> None:
         self.app = app
 
     def __call__(
@@ -69,7 +70,9 @@ BODIES: Mapping[str, object] = {
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: f"{o.method} {o.path}")
-def test_each_operation_answers_as_described(ask: Client, operation: Operation) -> None:
+def test_each_operation_answers_as_described(
+    ask: Client, operation: Operation[View, Commands]
+) -> None:
     number = ask("POST", "/v1/recordings").json["id"] if "{id}" in operation.path else None
     path = operation.path.format(pid=HOT, node=1, id=number)
     answer = ask(operation.method, path, BODIES.get(operation.path))

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The API's sockets, with clients that behave and clients that don't."""
 
+import errno
+import grp
 import json
 import logging
+import os
 import socket
 import stat
 import threading
@@ -155,6 +158,19 @@ def test_without_the_group_a_socket_is_roots_alone(
     with unix_listener(tmp_path / "s", 0o660, "nobody-has-this-group"):
         assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600
     assert "there is no group nobody-has-this-group" in caplog.text
+
+
+def test_who_is_not_in_the_group_has_the_socket_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, user: int, group: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr("tierd.api.server.os.chown", refuse)
+    caplog.set_level(logging.INFO)
+    with unix_listener(tmp_path / "s", 0o660, grp.getgrgid(0).gr_name):
+        assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600
+    assert "is for its owner alone" in caplog.text
 
 
 def test_tcp_is_for_the_loopback_address_that_was_named() -> None:

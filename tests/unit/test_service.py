@@ -38,6 +38,7 @@ from tierd.drains import Drains
 from tierd.errors import ConfigError, Conflict, NotFound, TierdError
 from tierd.handover import UNRESPECTED, Handover
 from tierd.kernel.free import FreeMemory
+from tierd.kernel.notify import notify
 from tierd.migrate.mover import Mover
 from tierd.migrate.schemes import KernelSchemes
 from tierd.model import Pin, Topology
@@ -46,7 +47,7 @@ from tierd.observe.moments import load
 from tierd.recorder import Recordings
 from tierd.sample.fused import Fused
 from tierd.sample.session import Session
-from tierd.service import CommandLine, Service, notify
+from tierd.service import CommandLine, Service
 
 
 class FakeFinder:
@@ -297,7 +298,7 @@ def test_systemd_is_told_but_not_waited_for(
 ) -> None:
     path = tmp_path / "notify"
     monkeypatch.setenv("NOTIFY_SOCKET", str(path))
-    monkeypatch.setattr("tierd.service.NOTIFY_S", 0.001)
+    monkeypatch.setattr("tierd.kernel.notify.NOTIFY_S", 0.001)
     notify("READY=1")  # nobody is there
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(path))

@@ -54,12 +54,17 @@ find /mnt -not -type d -printf '%p %y %m\\n' | sed s,^/mnt,,
 find /etc /usr /opt /root /srv /var/lib -path /usr/lib/modules -prune -o -type d -printf '%p/\\n'
 find /run/tierd /run/systemd/system
 getent group | sed 's/^/group /'
+getent passwd | sed 's/^/user /'
 systemctl list-unit-files --no-legend 'tierd*'
 """
 """All that an installation might leave: files written since the boot, folders, groups, units."""
 
-OTHERS = ("/etc/.pwd.lock", "/etc/group", "/etc/gshadow", "/var/lib/systemd/", "/var/log/journal/")
-"""What others keep by themselves: who writes groups keeps a lock and what was before."""
+OTHERS = (
+    *("/etc/.pwd.lock", "/etc/group", "/etc/gshadow", "/etc/passwd", "/etc/shadow"),
+    *("/etc/subuid", "/etc/subgid"),
+    *("/var/lib/systemd/", "/var/log/journal/"),
+)
+"""What others keep by themselves: who writes users and groups keeps a lock and what was before."""
 
 
 class Service:
@@ -221,9 +226,13 @@ def test_installed_it_waits_to_be_started_and_only_observes(service: Service) ->
     assert done.rc == 0, done.stderr
     assert done.stdout.startswith("tierd 0.1.0 is installed, and not started.")
     assert (service.show("ActiveState"), service.show("UnitFileState")) == ("inactive", "disabled")
+    unit = ["systemctl", "show", "--property=LoadState,UnitFileState,ActiveState", "--value"]
+    donor = guest.run([*unit, "tierd-donor"]).stdout.split()
+    assert sorted(donor) == ["disabled", "inactive", "loaded"]
     assert b'\nmode = "observe"\n' in guest.read(CONFIG)
     added = {line for line in listing(guest) if line not in service.found}
     assert "/usr/local/bin/tierctl l 777" in added
+    assert "/usr/local/sbin/tierd-donor l 777" in added
     assert "/usr/local/share/man/man8/tierd.8 f 644" in added
     assert "/usr/local/share/bash-completion/completions/tierctl f 644" in added
     assert f"{CONFIG} f 644" in added
@@ -343,7 +352,9 @@ def test_an_upgrade_keeps_the_configuration_and_goes_on(service: Service) -> Non
     done = service.install("--upgrade", version="0.1.1")
     assert done.rc == 0, done.stderr
     assert done.stdout == (
-        f"{CONFIG} is kept as it is\ntierd 0.1.1 runs, with the configuration that it had\n"
+        f"{CONFIG} is kept as it is\n"
+        "/etc/tierd/donor.toml is kept as it is\n"
+        "tierd 0.1.1 runs, with the configuration that it had\n"
     )
     assert guest.read(CONFIG) == own
     assert guest.read(DROP_IN).startswith(SETTINGS.encode())

@@ -9,13 +9,12 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Generic
 from urllib.parse import parse_qsl
 
 from tierd.api.openapi import document
-from tierd.api.operations import JSON, Asked, Commands, Operation
+from tierd.api.operation import JSON, Asked, C, Operation, V
 from tierd.api.schemas import Schema
-from tierd.api.view import View
 from tierd.errors import Busy, ConfigError, NotFound, TierdError
 
 log = logging.getLogger("tierd")
@@ -38,19 +37,22 @@ class Refused(Exception):
         self.status, self.headers = status, headers
 
 
-class App:
+class App(Generic[V, C]):
     """Some operations on a daemon, and the document that describes them.
 
     Args:
         view: what can be asked.
         commands: what can be told.
         operations: of these.
+        name: of the daemon.
     """
 
-    def __init__(self, view: View, commands: Commands, operations: Sequence[Operation]) -> None:
+    def __init__(
+        self, view: V, commands: C, operations: Sequence[Operation[V, C]], name: str = "tierd"
+    ) -> None:
         self._view, self._commands = view, commands
-        self._description = json.dumps(document(operations))
-        self._routes: dict[tuple[str, ...], dict[str, Operation]] = {}
+        self._description = json.dumps(document(operations, name))
+        self._routes: dict[tuple[str, ...], dict[str, Operation[V, C]]] = {}
         for operation in operations:
             at = self._routes.setdefault(_segments(operation.path), {})
             at[operation.method] = operation
@@ -89,7 +91,7 @@ class App:
         made = operation.run(self._view, self._commands, asked)
         return operation.media, made if isinstance(made, str) else json.dumps(made)
 
-    def _find(self, method: str, path: str) -> tuple[Operation, Mapping[str, int]]:
+    def _find(self, method: str, path: str) -> tuple[Operation[V, C], Mapping[str, int]]:
         given = _segments(path)
         for route, operations in self._routes.items():
             parameters = _matched(route, given)

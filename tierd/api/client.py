@@ -14,10 +14,15 @@ ANSWER_BYTES = 64 << 20
 
 
 class Client:
-    """A daemon behind a socket."""
+    """A daemon behind a socket.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Args:
+        path: of the socket.
+        name: of the daemon, and of its service.
+    """
+
+    def __init__(self, path: Path, name: str = "tierd") -> None:
+        self._path, self._name = path, name
 
     def get(self, path: str) -> Any:
         """Asks for a path."""
@@ -38,8 +43,9 @@ class Client:
             told: Any = json.loads(text)
         except (FileNotFoundError, ConnectionRefusedError):
             raise TierdError(
-                f"no tierd is running on {self._path.parent}",
-                hint="start it with: systemctl start tierd, or in the foreground: tierd run",
+                f"no {self._name} is running on {self._path.parent}",
+                hint=f"start it with: systemctl start {self._name}, or in the foreground: "
+                f"{self._name} run",
             ) from None
         except PermissionError:
             raise TierdError(
@@ -47,7 +53,7 @@ class Client:
                 hint="as root (sudo), or as a member of the group tierd",
             ) from None
         except (TimeoutError, HTTPException, ValueError) as error:
-            raise TierdError(f"{self._path}: no answer of tierd: {error}") from error
+            raise TierdError(f"{self._path}: no answer of {self._name}: {error}") from error
         finally:
             connection.close()
         if answer.status >= 400:

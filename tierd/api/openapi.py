@@ -7,20 +7,20 @@ from typing import Any
 
 from tierd import __version__
 from tierd.api import schemas
-from tierd.api.operations import JSON, Operation
+from tierd.api.operation import JSON, Operation
 
 
-def document(operations: Iterable[Operation]) -> dict[str, Any]:
-    """Returns the document of these operations."""
+def document(operations: Iterable[Operation[Any, Any]], name: str) -> dict[str, Any]:
+    """Returns the document of these operations of a daemon."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation)
     return {
         "openapi": "3.1.0",
         "info": {
-            "title": "tierd",
+            "title": name,
             "version": __version__,
-            "summary": "Ask and steer the memory tiering daemon over its Unix sockets",
+            "summary": f"Ask and steer {name} over its Unix sockets",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "http://localhost"}],
@@ -29,7 +29,7 @@ def document(operations: Iterable[Operation]) -> dict[str, Any]:
     }
 
 
-def _described(operation: Operation) -> dict[str, Any]:
+def _described(operation: Operation[Any, Any]) -> dict[str, Any]:
     described: dict[str, Any] = {
         "summary": operation.summary,
         "operationId": _name(operation),
@@ -48,19 +48,19 @@ def _described(operation: Operation) -> dict[str, Any]:
     return described
 
 
-def _name(operation: Operation) -> str:
+def _name(operation: Operation[Any, Any]) -> str:
     words = [word.strip("{}") for word in operation.path.split("/") if word and word != "v1"]
     return "_".join([operation.method.lower(), *words])
 
 
-def _parameters(operation: Operation) -> Iterator[Mapping[str, Any]]:
+def _parameters(operation: Operation[Any, Any]) -> Iterator[Mapping[str, Any]]:
     for name, schema in operation.path_parameters.items():
         yield {"name": name, "in": "path", "required": True, "schema": schema}
     for name, schema in operation.query.items():
         yield {"name": name, "in": "query", "schema": schema}
 
 
-def _errors(operation: Operation) -> Iterator[HTTPStatus]:
+def _errors(operation: Operation[Any, Any]) -> Iterator[HTTPStatus]:
     """Yields what an operation may be refused with, besides what any request may be."""
     yield HTTPStatus.BAD_REQUEST
     if operation.path_parameters:

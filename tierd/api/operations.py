@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API: each operation once, from which the server's routes and the OpenAPI document follow."""
+"""The daemon's API: each operation once."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from tierd.api import schemas
+from tierd.api.operation import TEXT, Operation
 from tierd.api.schemas import Schema
 from tierd.api.view import View
 from tierd.model import Pin
-
-JSON, TEXT = "application/json", "text/plain"
 
 
 class Commands(Protocol):
@@ -25,46 +23,6 @@ class Commands(Protocol):
     def recorded(self, number: int, *, wanted: bool) -> Mapping[str, Any]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A request's parameters, checked against the operation's schemas. `body` is None without."""
-
-    path: Mapping[str, int]
-    query: Mapping[str, int]
-    body: Any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """One method of one path.
-
-    Args:
-        path: as OpenAPI spells it; its parameters are whole numbers, as are those of `query`.
-        summary: a line for the document.
-        answer: what it answers with, as JSON Schema.
-        run: makes the answer. `view` may be asked from any thread.
-        body: what it takes, as JSON Schema.
-        changes: whether it changes anything; such a one is not on the read-only socket.
-        private: whether it tells of a process's memory, and so is not on the read-only socket.
-    """
-
-    method: str
-    path: str
-    summary: str
-    answer: Schema
-    run: Callable[[View, Commands, Asked], Any]
-    media: str = JSON
-    path_parameters: Mapping[str, Schema] = field(default_factory=dict)
-    query: Mapping[str, Schema] = field(default_factory=dict)
-    body: Schema | None = None
-    changes: bool = False
-    private: bool = False
-
-    @property
-    def is_for_monitoring(self) -> bool:
-        return not (self.changes or self.private)
-
-
 _PID: Mapping[str, Schema] = {"pid": schemas.whole(1, 1 << 22)}
 _NODE: Mapping[str, Schema] = {"node": schemas.whole(0, 1023)}
 _RECORDING: Mapping[str, Schema] = {"id": schemas.whole(0, 2**53 - 1)}
@@ -74,7 +32,7 @@ def _part(given: Mapping[str, int] | None) -> range | None:
     return None if given is None else range(int(given["start"]), int(given["end"]))
 
 
-OPERATIONS = (
+OPERATIONS: tuple[Operation[View, Commands], ...] = (
     Operation(
         method="GET",
         path="/v1/version",

@@ -183,6 +183,21 @@ STATUS = answer(
     ),
     notes=array(STRING),
 )
+LENDING = answer(
+    pid=COUNT,
+    address=STRING,
+    nodes=array(COUNT),
+    capacity=COUNT,
+    borrowed=COUNT,
+    free=COUNT,
+    reserve=COUNT,
+    spare={"type": "integer"},
+    leaves=FLAG,
+    leases=COUNT,
+    refused=mapping(COUNT),
+    ended=mapping(COUNT),
+    borrowers=array(answer(name=STRING, address=STRING, bytes=COUNT, since=STRING)),
+)
 TOPOLOGY = answer(
     nodes=array(answer(id=COUNT, total_bytes=COUNT, free_bytes=or_null(COUNT))),
     tiers=array(answer(rank=COUNT, name=STRING, nodes=array(COUNT), capacity_bytes=COUNT)),

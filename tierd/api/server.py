@@ -100,6 +100,9 @@ def _hand_to(path: Path, mode: int, group: str | None) -> None:
         except KeyError:
             log.info("there is no group %s: %s is for root alone", group, path)
             return
+        except PermissionError:
+            log.info("not in the group %s: %s is for its owner alone", group, path)
+            return
     path.chmod(mode)
 
 

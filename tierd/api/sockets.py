@@ -11,3 +11,6 @@ ARENAS = "arena.sock"
 """Arenas of programs; for root and GROUP."""
 
 GROUP = "tierd"
+
+DONOR = "tierd-donor"
+"""The daemon that lends memory: its own CONTROL and MONITOR are in /run/tierd-donor."""

@@ -19,6 +19,7 @@ from tierd.cli.cxl_errors import poison, retire
 from tierd.cli.cxl_provision import provision
 from tierd.cli.doctor import Finding, Verdict, examine
 from tierd.cli.errors import Commands, Failure
+from tierd.cli.lending import donor
 from tierd.cli.measure import measure
 from tierd.cli.options import config_option, json_option
 from tierd.cli.replaying import replay, size
@@ -109,7 +110,7 @@ def completion(shell: str) -> None:
 for command in (provision, poison, retire):
     cxl.add_command(command)
 for command in (
-    *(config_commands, cxl, events, explain, heat, measure, targets, top),
+    *(config_commands, cxl, donor, events, explain, heat, measure, targets, top),
     *(drain, pause, pin, resume, set_, unpin),
     *(record, replay, size),
 ):

@@ -8,10 +8,13 @@ from typing import Any, TypeAlias
 
 import click
 
+from tierd.api.sockets import DONOR
 from tierd.config import DEFAULT_PATH
 
 PID = click.IntRange(1, 1 << 22)
 """What a command takes as a process."""
+
+DONORS_RUNTIME_DIR = Path(f"/run/{DONOR}")
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -63,6 +66,17 @@ def config_option(what_for: str) -> Option:
         "config_path",
         type=click.Path(path_type=Path),
         help=f"{what_for}; {DEFAULT_PATH} where it exists.",
+    )
+
+
+def runtime_dir_option(what_for: str) -> Option:
+    """Adds --runtime-dir, of a donor, as `runtime_dir`."""
+    return click.option(
+        "--runtime-dir",
+        type=click.Path(path_type=Path),
+        default=DONORS_RUNTIME_DIR,
+        show_default=True,
+        help=f"{what_for} here.",
     )
 
 

@@ -186,9 +186,7 @@ class _Reader:
     def _refuse_unknown(self, above: Key, table: Mapping[str, Any], known: Sequence[str]) -> None:
         for name in table:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-                self._refuse((*above, name), f"unknown key; {advice}")
+                self._refuse((*above, name), unknown_key(name, known))
 
     def _table(self, name: str) -> dict[str, Any]:
         table = self._document.values.get(name, {})
@@ -339,6 +337,13 @@ def _check_damos(config: Config, found: _Found) -> None:
             place = document.place((*key, "nodes"))
             message = f"{engine} has one node a tier: {otherwise}, or leave this out"
             found.problems.append(place.problem(message))
+
+
+def unknown_key(name: str, known: Sequence[str]) -> str:
+    """Says that there is no such key, and which there are."""
+    near = difflib.get_close_matches(name, known, n=1)
+    advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    return f"unknown key; {advice}"
 
 
 def _syntax_problem(error: Exception, content: str, file: str) -> Problem:

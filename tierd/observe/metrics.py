@@ -6,7 +6,7 @@ round agree to the page. The daemon's own CPU time, memory and files are prometh
 process_* metrics.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -35,15 +35,20 @@ class Heat:
 
 def as_text(account: Mapping[str, Any], heat: Mapping[str, Heat]) -> str:
     """Returns a scrape's answer. `heat` is by the tiers' names."""
+    return exposition(_metrics(account, heat))
+
+
+def exposition(metrics: Iterable["Metric"]) -> str:
+    """Spells metrics, and those of this process, as Prometheus reads them."""
     # A daemon that is never scraped does not pay for the library.
     from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
-    class Account:
+    class Told:
         def collect(self) -> Iterator["Metric"]:
-            yield from _metrics(account, heat)
+            yield from metrics
 
     registry = CollectorRegistry()
-    registry.register(Account())
+    registry.register(Told())
     ProcessCollector(registry=registry)
     return generate_latest(registry).decode()
 

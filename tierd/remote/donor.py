@@ -13,9 +13,11 @@ import ssl
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -84,11 +86,54 @@ class Extents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Borrower:
-    """Who has a part of the memory now."""
+    """Who has a part of the memory now, and since when, in seconds of the epoch."""
 
     name: str
     address: str
     part: range
+    since_s: float = field(default_factory=time.time)
+
+
+class Refused(StrEnum):
+    """Why somebody who came was lent nothing."""
+
+    STRANGER = "stranger"
+    """Without a certificate that is believed, or not allowed."""
+    BUSY = "busy"
+    """There are MOST_BORROWERS."""
+    FULL = "full"
+    LEAVES = "leaves"
+    FAILED = "failed"
+
+
+class Ended(StrEnum):
+    """How a lease has ended."""
+
+    GIVEN_BACK = "given_back"
+    """The borrower has closed the connection, or its kernel has when it died."""
+    SILENT = "silent"
+    """Nothing was heard of it for long."""
+    FAILED = "failed"
+    STOPPED = "stopped"
+    """By stop()."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What a donor lends, and what has become of all who came; sizes in bytes."""
+
+    capacity_bytes: int
+    free_bytes: int
+    leaves: bool
+    borrowers: Sequence[Borrower]
+    leases: int
+    refused: Counter[Refused]
+    ended: Counter[Ended]
+
+    @property
+    def borrowed_bytes(self) -> int:
+        """Also what is being given to a borrower, or wiped after one."""
+        return self.capacity_bytes - self.free_bytes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,11 +181,26 @@ class Donor:
         """By their leases."""
         self._threads: list[threading.Thread] = []
         self._stopping = False
+        self._leases = 0
+        self._refused: Counter[Refused] = Counter()
+        self._ended: Counter[Ended] = Counter()
 
     @property
     def borrowers(self) -> list[Borrower]:
         with self._lock:
             return [hold.borrower for hold in self._holds.values()]
+
+    def account(self) -> Account:
+        with self._lock:
+            return Account(
+                capacity_bytes=self._extents.size_bytes,
+                free_bytes=sum(map(len, self._extents.free)),
+                leaves=self.leaves,
+                borrowers=[hold.borrower for hold in self._holds.values()],
+                leases=self._leases,
+                refused=self._refused.copy(),
+                ended=self._ended.copy(),
+            )
 
     def serve(self) -> None:
         """Accepts borrowers until stop(); returns when the last lease has ended."""
@@ -165,6 +225,7 @@ class Donor:
     def _begin(self, channel: socket.socket, address: str) -> None:
         if len(self._threads) >= MOST_BORROWERS:
             log.warning("%s is refused: there are %d borrowers", address, MOST_BORROWERS)
+            self._refuse(Refused.BUSY)
             channel.close()
             return
         thread = threading.Thread(target=self._talk, args=(channel, address), daemon=True)
@@ -174,18 +235,24 @@ class Donor:
     def _talk(self, channel: socket.socket, address: str) -> None:
         """Is a thread: one borrower, from its certificate to its end."""
         channel.settimeout(SILENCE_S)
+        why = Refused.STRANGER
         try:
             with self._context.wrap_socket(channel, server_side=True) as secure:
                 name = _common_name(secure)
                 if self._allowed and name not in self._allowed:
                     raise TierdError(f"{name} is not allowed to borrow")
+                why = Refused.FAILED
                 hold = self._answer(secure, name, address)
+                how: Ended | None = Ended.FAILED
                 try:
-                    self._beat(hold)
+                    how = self._beat(hold)
                 finally:
-                    self._end(hold)
+                    self._end(hold, how)
         except (TierdError, OSError) as error:
             log.warning("borrower %s: %s", address, error)
+            if isinstance(error, NoRoom):
+                why = Refused.LEAVES if self.leaves else Refused.FULL
+            self._refuse(why)
         finally:
             channel.close()
 
@@ -208,7 +275,7 @@ class Donor:
         try:
             send(channel, lease)
         except BaseException:
-            self._end(hold)
+            self._end(hold, Ended.FAILED)
             raise
         return hold
 
@@ -226,6 +293,7 @@ class Donor:
         )
         with self._lock:
             self._holds[hold.lease] = hold
+            self._leases += 1
         log.info("%s (%s) borrows %d MiB", name, address, len(part) >> 20)
         return hold
 
@@ -252,21 +320,25 @@ class Donor:
         try:
             hold.lent = Lent(self._memory[part.start : part.stop])
         except BaseException:
-            self._end(hold)
+            self._end(hold, Ended.FAILED)
             raise
         log.info("%s (%s) is back", name, hold.borrower.address)
         return hold
 
-    def _beat(self, hold: _Hold) -> None:
-        """Answers until the borrower hangs up, was not heard of for long, or comes anew."""
+    def _refuse(self, why: Refused) -> None:
+        with self._lock:
+            self._refused[why] += 1
+
+    def _beat(self, hold: _Hold) -> Ended | None:
+        """Answers until the lease ends, and tells how; None where it was passed on."""
         heard_s, is_broken = time.monotonic(), False
         hold.channel.settimeout(_LOOK_S)
         while not self._stopping and time.monotonic() < heard_s + self._keep_s:
             if hold.is_passed_on.wait(_LOOK_S if is_broken else 0):
-                return
+                return None
             try:
                 if not is_broken and not hold.channel.recv(1):
-                    return
+                    return Ended.GIVEN_BACK
                 if not is_broken:
                     hold.channel.sendall(LEAVES if self.leaves else LENDS)
                     heard_s = time.monotonic()
@@ -275,8 +347,9 @@ class Donor:
             except OSError as error:
                 is_broken = True
                 log.warning("%s is cut off: %s", hold.borrower.name, error)
+        return Ended.STOPPED if self._stopping else Ended.SILENT
 
-    def _end(self, hold: _Hold) -> None:
+    def _end(self, hold: _Hold, how: Ended | None) -> None:
         """Ends a lease, unless it was passed on."""
         with self._lock:
             if hold.is_passed_on.is_set():
@@ -287,6 +360,7 @@ class Donor:
         self._memory[part.start : part.stop] = 0
         with self._lock:
             self._extents.give(part)
+            self._ended[how or Ended.GIVEN_BACK] += 1
         log.info("%s (%s) borrows nothing any more", hold.borrower.name, hold.borrower.address)
 
 
@@ -298,12 +372,8 @@ def take_memory(
     Raises:
         NoRoom: the host would have less than its reserve, or there is no such node.
     """
-    free = {node.id: node.free_bytes for node in read_nodes() if node.total_bytes}
-    unknown = [node for node in nodes if node not in free]
-    if unknown:
-        raise NoRoom(f"node {unknown[0]} has no memory", hint=f"there are: {sorted(free)}")
-    chosen = [*nodes] or sorted(free)
-    available = sum(free[node] for node in chosen)
+    free = read_free(nodes)
+    chosen, available = [*free], sum(free.values())
     if available - lend_bytes < reserve_bytes:
         raise NoRoom(
             f"{lend_bytes >> 20} MiB to be lent, {reserve_bytes >> 20} MiB to be kept: nodes "
@@ -311,6 +381,19 @@ def take_memory(
             hint="lend less, or reserve less",
         )
     return place(_whole_pages(lend_bytes), chosen)
+
+
+def read_free(nodes: Sequence[NodeId] = ()) -> dict[NodeId, int]:
+    """Returns what these nodes have free, in bytes, or all that have memory.
+
+    Raises:
+        NoRoom: there is no such node.
+    """
+    free = {node.id: node.free_bytes for node in read_nodes() if node.total_bytes}
+    unknown = [node for node in nodes if node not in free]
+    if unknown:
+        raise NoRoom(f"node {unknown[0]} has no memory", hint=f"there are: {sorted(free)}")
+    return {node: free[node] for node in nodes or sorted(free)}
 
 
 def _whole_pages(size_bytes: int) -> int:

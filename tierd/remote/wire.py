@@ -35,7 +35,7 @@ _LENGTH = struct.Struct("<I")
 _MOST_SLOTS = (1 << 31) - 1
 """NIXL counts them in an int32."""
 
-_MOST_KEEP_S = 24 * 3600
+MOST_KEEP_S: Final = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ def receive_lease(channel: socket.socket, asked: Ask) -> Lease | Refusal:
     return Lease(
         donor=_text(told, "donor"),
         lease=_text(told, "lease"),
-        keep_s=_number(told, "keep_s", _MOST_KEEP_S),
+        keep_s=_number(told, "keep_s", MOST_KEEP_S),
         address=_number(told, "address", (1 << 64) - 1),
         slots=_number(told, "slots", asked.slots),
         ticket=ticket,
