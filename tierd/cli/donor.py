@@ -19,6 +19,7 @@ from tierd.kernel.signals import caught_signals
 from tierd.model import NodeId
 from tierd.remote.donor import Donor, take_memory
 from tierd.remote.link import PORT, split_address
+from tierd.remote.registry import LEASE_S, Record, advertised, registered
 from tierd.remote.wire import Keys
 
 log = logging.getLogger("tierd")
@@ -63,6 +64,20 @@ def main() -> None:
     show_default=True,
     help="At the end, wait so many seconds for borrowers to move away.",
 )
+@click.option("--etcd", multiple=True, metavar="HOST:PORT", help="Be registered in this etcd.")
+@click.option("--name", default=socket.gethostname, help="As this; by default the host's name.")
+@click.option("--advertise", metavar="HOST:PORT", help="At this; by default that name, and port.")
+@click.option("--etcd-ca", type=_FILE, help="Who signs for etcd, PEM; without it there is no TLS.")
+@click.option("--etcd-cert", type=_FILE, help="This host's certificate for etcd, PEM.")
+@click.option("--etcd-key", type=_FILE, help="The key of it, PEM.")
+@click.option(
+    "--etcd-lease",
+    "lease_s",
+    type=click.IntRange(1, 3600),
+    default=LEASE_S,
+    show_default=True,
+    help="Where this donor dies, etcd forgets it after so many seconds.",
+)
 def run(
     lend_bytes: int,
     reserve_bytes: int,
@@ -73,6 +88,13 @@ def run(
     key: Path,
     allow: tuple[str, ...],
     grace_s: float,
+    etcd: tuple[str, ...],
+    name: str,
+    advertise: str | None,
+    etcd_ca: Path | None,
+    etcd_cert: Path | None,
+    etcd_key: Path | None,
+    lease_s: int,
 ) -> None:
     """Lends memory in the foreground, until SIGTERM or SIGINT."""
     log_from(logging.INFO)
@@ -86,8 +108,11 @@ def run(
         host, port = listener.getsockname()[:2]
         log.info("%d MiB are lent at %s:%d", len(memory) >> 20, host, port)
         try:
-            while not signals.stop_asked(3600.0, {}):
-                pass
+            at = advertised(advertise, port) if etcd else ""
+            files = {"ca": etcd_ca, "cert": etcd_cert, "key": etcd_key}
+            with registered(etcd, name, lambda: _record(donor, at), lease_s=lease_s, **files):
+                while not signals.stop_asked(3600.0, {}):
+                    pass
             donor.leaves = True
             until_s = time.monotonic() + grace_s
             while donor.borrowers and time.monotonic() < until_s:
@@ -95,6 +120,12 @@ def run(
         finally:
             donor.stop()
             serving.join()
+
+
+def _record(donor: Donor, address: str) -> Record:
+    return Record(
+        id=donor.id, address=address, lent_bytes=donor.lent_bytes, free_bytes=donor.free_bytes
+    )
 
 
 def _listener(address: str) -> socket.socket:

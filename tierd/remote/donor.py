@@ -121,6 +121,15 @@ class Donor:
         with self._lock:
             return self._borrowers.copy()
 
+    @property
+    def lent_bytes(self) -> int:
+        return len(self._memory)
+
+    @property
+    def free_bytes(self) -> int:
+        """Of those, what no borrower has."""
+        return self.lent_bytes - sum(len(borrower.part) for borrower in self.borrowers)
+
     def serve(self) -> None:
         """Accepts borrowers until stop(); returns when the last lease has ended."""
         self._listener.settimeout(_LOOK_S)
