@@ -15,7 +15,7 @@ import pytest
 import trustme
 from sweeps.donors import BY_TCP, HOST, DonorProcess, make_keys
 
-from tests.hosts.etcd import EtcdProcess
+from tests.hosts.etcd import EtcdProcess, start_members
 from tests.unit.test_leases import until
 from tierd.errors import TierdError
 from tierd.remote import registry
@@ -144,6 +144,27 @@ def test_etcd_is_stopped_for_longer_than_leases_last(
     until(lambda: client.get(f"{PREFIX}host-a") is not None and directory.addresses() == (A,))
 
 
+def test_a_member_that_is_cut_off_from_the_others_tells_nothing(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "LIST_EVERY_S", 0.2)
+    members = start_members(tmp_path, 3)
+    for member in members:
+        stack.callback(member.end)
+    until(lambda: all(member.answers() for member in members))
+    register(members[1], stack, "host-a", A, AN_HOUR_S)
+    directory = stack.enter_context(closing(Directory([members[0].endpoint])))
+    both = stack.enter_context(closing(Directory([each.endpoint for each in members[:2]])))
+    until(lambda: directory.addresses() == both.addresses() == (A,))
+    members[1].send(signal.SIGSTOP)
+    members[2].send(signal.SIGSTOP)
+    until(lambda: directory.failure is not None and both.failure is not None)
+    assert directory.addresses() == both.addresses() == (A,)
+    members[1].send(signal.SIGCONT)
+    until(lambda: directory.failure is None and both.failure is None)
+    assert directory.addresses() == both.addresses() == (A,)
+
+
 def test_a_lease_that_is_gone_is_asked_for_again(
     etcd: EtcdProcess, client: Etcd, stack: ExitStack
 ) -> None:
@@ -239,7 +260,8 @@ def test_a_wait_ends_with_a_change_and_where_its_past_is_compacted(client: Etcd)
         assert client.put("/keys/a", value, 0, client.get("/keys/a"))
     _, revision = client.read("/keys/", 10)
     client.wait_for_change("/keys/", revision - 1, AN_HOUR_S)
-    client.wait_for_change("/keys/", revision, 0.01)
+    for longest_s in (0.01, 0.05, 0.1):
+        client.wait_for_change("/keys/", revision, longest_s)
     request = client._rpc.CompactionRequest(revision=revision)
     client._rpc.KVStub(client._channel).Compact(request)
     client.wait_for_change("/keys/", revision - 2, AN_HOUR_S)
