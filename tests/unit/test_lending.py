@@ -154,7 +154,7 @@ def test_what_became_of_all_who_came_is_counted(
 def test_a_borrower_that_is_silent_is_lost(
     lending: Lending, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lending.donor, "_keep_s", 0.3)
+    monkeypatch.setattr(lending.donor, "_keep_s", 1)
     with borrowing(lending, keys, 1):
         until(lambda: status(lending)["ended"]["silent"] == 1)
     assert status(lending)["borrowers"] == []

@@ -27,7 +27,8 @@ from tierd.kernel.notify import notify
 from tierd.kernel.signals import caught_signals
 from tierd.model import NodeId
 from tierd.remote.donor import KEEP_S, Donor, read_free, take_memory
-from tierd.remote.link import PORT, split_address
+from tierd.remote.link import PORT, join_address, split_address
+from tierd.remote.registry import LEASE_S, Record, advertised, registered
 from tierd.remote.wire import MOST_KEEP_S, Keys
 
 log = logging.getLogger("tierd")
@@ -112,6 +113,20 @@ def main() -> None:
     metavar="HOST:PORT",
     help="Tell /metrics, and nothing else, over TCP here too.",
 )
+@click.option("--etcd", multiple=True, metavar="HOST:PORT", help="Be registered in this etcd.")
+@click.option("--name", default=socket.gethostname, help="As this; by default the host's name.")
+@click.option("--advertise", metavar="HOST:PORT", help="At this; by default that name, and port.")
+@click.option("--etcd-ca", type=_FILE, help="Who signs for etcd, PEM; without it there is no TLS.")
+@click.option("--etcd-cert", type=_FILE, help="This host's certificate for etcd, PEM.")
+@click.option("--etcd-key", type=_FILE, help="The key of it, PEM.")
+@click.option(
+    "--etcd-lease",
+    "lease_s",
+    type=click.IntRange(1, 3600),
+    default=LEASE_S,
+    show_default=True,
+    help="Where this donor dies, etcd forgets it after so many seconds.",
+)
 def run(
     lend_bytes: int,
     reserve_bytes: int,
@@ -125,6 +140,13 @@ def run(
     keep_s: int,
     runtime_dir: Path,
     metrics_listen: str | None,
+    etcd: tuple[str, ...],
+    name: str,
+    advertise: str | None,
+    etcd_ca: Path | None,
+    etcd_cert: Path | None,
+    etcd_key: Path | None,
+    lease_s: int,
 ) -> None:
     """Lends memory in the foreground, until SIGTERM or SIGINT."""
     log_from(logging.INFO)
@@ -135,7 +157,7 @@ def run(
         memory = take_memory(lend_bytes, reserve_bytes, chosen)
         donor = Donor(memory, listener, keys, allow, keep_s)
         host, port = listener.getsockname()[:2]
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = join_address(host, port)
         lending = Lending(donor=donor, address=address, nodes=chosen, reserve_bytes=reserve_bytes)
         stack.enter_context(answering(lending, runtime_dir, metrics_listen))
         serving = threading.Thread(target=donor.serve, name="donor")
@@ -143,8 +165,11 @@ def run(
         log.info("%d MiB are lent at %s", len(memory) >> 20, lending.address)
         notify("READY=1")
         try:
-            while not signals.stop_asked(3600.0, {}):
-                pass
+            at = advertised(advertise, port) if etcd else ""
+            files = {"ca": etcd_ca, "cert": etcd_cert, "key": etcd_key}
+            with registered(etcd, name, lambda: _record(donor, at), lease_s=lease_s, **files):
+                while not signals.stop_asked(3600.0, {}):
+                    pass
             notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={int((grace_s + _END_S) * 1e6)}")
             donor.leaves = True
             until_s = time.monotonic() + grace_s
@@ -185,6 +210,16 @@ def check(path: Path) -> None:
     values = require_all(run, path)
     Keys(**{name: values[name] for name in ("ca", "cert", "key")}).context(is_donor=True)
     click.echo(f"{path}: ok")
+
+
+def _record(donor: Donor, address: str) -> Record:
+    account = donor.account()
+    return Record(
+        id=donor.id,
+        address=address,
+        lent_bytes=account.capacity_bytes,
+        free_bytes=0 if account.leaves else account.free_bytes,
+    )
 
 
 def _listener(address: str) -> socket.socket:

@@ -42,7 +42,7 @@ _PROBES = 5
 _Copy = Callable[[NDArray[np.int64], NDArray[np.uint8], float], None]
 
 
-def split_address(address: str) -> tuple[str, int]:
+def split_address(address: str, default: int = PORT) -> tuple[str, int]:
     """Splits host:port, [host]:port, or a host alone. To listen, port 0 is any that is free.
 
     Raises:
@@ -50,10 +50,15 @@ def split_address(address: str) -> tuple[str, int]:
     """
     host, colon, port = address.rpartition(":")
     if not colon or address.endswith("]"):
-        host, port = address, str(PORT)
+        host, port = address, str(default)
     if not host or not port.isdecimal() or int(port) >= 1 << 16:
-        raise TierdError(f"{address!r} is no host:port", hint=f"such as host-a:{PORT}")
+        raise TierdError(f"{address!r} is no host:port", hint=f"such as host-a:{default}")
     return host.strip("[]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """Spells what split_address() splits."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
