@@ -9,11 +9,14 @@ NIXL is loaded when it is first used. pip would have torch come with it, which i
 `pip install --no-deps nixl-cu12`.
 """
 
+import ctypes
 import logging
+import os
 import time
 import uuid
 from contextlib import suppress
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -147,7 +150,20 @@ def load_nixl() -> Any:
             hint="pip install --no-deps nixl-cu12; it works without torch",
         ) from error
     logging.getLogger("nixl").setLevel(logging.WARNING)
+    _part_netlinks(Path(nixl.__file__).parents[1] / "nixl_cu12.libs")
     return nixl
+
+
+def _part_netlinks(libraries: Path) -> None:
+    """Binds libnl-route, the host's and the one that NIXL brings, each to itself.
+
+    UCX loads both where the host has libibverbs. One that is bound to the other's list of names
+    finds its own taken there, and when the process ends it takes out what it never put in: a
+    SIGSEGV in rtnl_tc_unregister (libnl's lib/route/tc.c).
+    """
+    for library in ("libnl-route-3.so.200", *map(str, libraries.glob("libnl-route-3-*"))):
+        with suppress(OSError):  # the host has none, or NIXL is of another make
+            ctypes.CDLL(library, os.RTLD_NOW | os.RTLD_DEEPBIND)
 
 
 def _agent() -> Any:
