@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.errors import Damaged, NoRoom, TierdError, TierFailed
-from tierd.kernel.nixl import Reached
+from tierd.kernel.nixl import Reached, load_nixl
 from tierd.remote.wire import (
     BEAT_S,
     LEAVES,
@@ -130,6 +130,7 @@ class Link:
         self._turn = threading.Lock()
         self._trouble: str | None = None
         self._has_ended = False
+        load_nixl()  # it takes longer than a donor may wait, on a slow host
         self._line = self._begin(Ask(block_bytes=block_bytes, slots=slots))
         self._lease = self._line.lease
         self.donor, self.slots = self._lease.donor, self._lease.slots
