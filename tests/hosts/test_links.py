@@ -110,3 +110,19 @@ def test_a_link_that_is_cut_and_restored_costs_no_byte(world: World) -> None:
     world.until_whole(donors_lost=0)
     world.hosts[1].cut()
     world.each_is_right()
+
+
+def test_who_is_cut_off_from_all_donors_finds_everything_again(world: World) -> None:
+    cut = world.borrowers[0]
+    cut.host.cut()
+    until_s = time.monotonic() + WAIT_S
+    while not (told := cut.ask("status"))["away"]:
+        assert time.monotonic() < until_s, "it was not seen"
+        time.sleep(LOOK_S)
+    assert (told["lost"], told["fenced"]) == (0, {})
+    cut.host.restore()
+    world.each_is_right()
+    world.until_whole(donors_lost=0)
+    assert cut.ask("status")["lost"] == 0
+    assert cut.ask("write 7") == "written"
+    world.each_is_right()
