@@ -120,6 +120,12 @@ def test_an_arena_is_read_and_steered(leases: Leases, path: Path) -> None:
     assert not lease.is_behind()
 
 
+def told_of(arena: Arena) -> tuple[int, int]:
+    """How many commands have come, and how many that were none."""
+    assert arena.steered is not None
+    return arena.steered.commands, arena.steered.wrong
+
+
 def test_what_is_free_is_left_to_others(leases: Leases, path: Path) -> None:
     with an_arena(path) as arena:
         lease = the_lease(leases)
@@ -132,8 +138,7 @@ def test_what_is_free_is_left_to_others(leases: Leases, path: Path) -> None:
         until(lambda: arena.places([2])[0] == 1)
         until(lambda: arena.give_back("cxl") == 0)
         assert arena.give_back("dram") == BLOCK_BYTES, "but for the block that went since"
-        assert arena.steered is not None
-        assert (arena.steered.commands, arena.steered.wrong) == (5, 1)
+        until(lambda: told_of(arena) == (5, 1))
         assert (arena.read(ids) == 1).all()
 
 
