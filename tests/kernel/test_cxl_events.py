@@ -108,6 +108,16 @@ def test_a_cpu_that_comes_is_heard_from_then_on(root: Path) -> None:
         (root / CPUS).write_text(online)
 
 
+@pytest.fixture
+def one_cpu() -> Iterator[None]:
+    """Each has a ring of its own."""
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    yield
+    os.sched_setaffinity(0, cpus)
+
+
+@pytest.mark.usefixtures("one_cpu")
 def test_what_does_not_fit_is_counted(root: Path) -> None:
     with CxlEvents(root) as events:
         for number in range(2000):
