@@ -15,9 +15,10 @@ import os
 import time
 import uuid
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,16 @@ from tierd.kernel.placed import place
 
 _SHORT_S, _LONG_S = 5e-6, 1e-3
 """Between two looks at a copy that is under way, at first and at last."""
+
+_BY_TCP = {"UCX_TCP_TX_SEG_SIZE": "64K", "UCX_TCP_RX_SEG_SIZE": "64K"}
+"""For UCX, unless the environment says otherwise: by its own 8K reads take twice as long."""
+
+_POLL_US = 10_000
+"""Between two looks of an agent's thread, which copies wake too; UCX can miss to do so
+(nixlUcxSharedThread in NIXL's ucx_backend.cpp).
+"""
+
+Bytes: TypeAlias = NDArray[np.uint8]
 
 
 class Way(StrEnum):
@@ -50,7 +61,7 @@ class Lent:
     """
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
-        self._agent = _agent()
+        self._agent = _agent(is_lent=True)
         self._memory = memory
         self.address = memory.ctypes.data
         try:
@@ -85,39 +96,66 @@ class Reached:
     def __init__(
         self, ticket: bytes, address: int, slots: int, block_bytes: int, staged: int
     ) -> None:
-        self._agent = _agent()
+        self._agent = _agent(is_lent=False)
+        self._own: list[_Registered] = []
         self._staged = place(staged * block_bytes).reshape(staged, block_bytes)
-        """What is copied passes through here: nobody else's memory is written to, however late."""
+        """What is read passes through here: nobody else's memory is written to, however late."""
+        self.adopt(self._staged)
         try:
-            self._parts = self._agent.register_memory(_whole(self._staged), "DRAM")
             peer = self._agent.add_remote_agent(ticket)
-            self._here = self._agent.prep_xfer_dlist(
-                "NIXL_INIT_AGENT", _rows(self._staged.ctypes.data, block_bytes, staged), "DRAM"
-            )
             self._there = self._agent.prep_xfer_dlist(
                 peer, _rows(address, block_bytes, slots), "DRAM"
             )
         except Exception as error:
             raise TierFailed(f"NIXL does not reach it: {error}") from error
 
-    def write(self, slots: NDArray[np.int64], data: NDArray[np.uint8], deadline_s: float) -> None:
-        for first in range(0, len(slots), len(self._staged)):
-            part = slots[first : first + len(self._staged)]
-            self._staged[: len(part)] = data[first : first + len(part)]
-            self._copy(Way.WRITE, part, deadline_s)
+    def adopt(self, buffer: Bytes) -> None:
+        """Is told of memory that write() gets parts of, so that it need not pass through here.
 
-    def read(self, slots: NDArray[np.int64], into: NDArray[np.uint8], deadline_s: float) -> None:
+        Args:
+            buffer: whole blocks, shape (count, block_bytes), contiguous, that stay until end().
+        """
+        try:
+            parts = self._agent.register_memory(_whole(buffer), "DRAM")
+            rows = _rows(buffer.ctypes.data, buffer.shape[1], len(buffer))
+            named = self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", rows, "DRAM")
+        except Exception as error:
+            raise TierFailed(f"NIXL does not register memory: {error}") from error
+        self._own.append(_Registered(buffer, named, parts))
+
+    def write(self, slots: NDArray[np.int64], data: Bytes, deadline_s: float) -> None:
         for first in range(0, len(slots), len(self._staged)):
             part = slots[first : first + len(self._staged)]
-            self._copy(Way.READ, part, deadline_s)
+            blocks = data[first : first + len(part)]
+            found = self._find(blocks)
+            if found is None:
+                self._staged[: len(part)] = blocks
+                found = self._own[0], 0
+            self._copy(Way.WRITE, *found, part, deadline_s)
+
+    def read(self, slots: NDArray[np.int64], into: Bytes, deadline_s: float) -> None:
+        for first in range(0, len(slots), len(self._staged)):
+            part = slots[first : first + len(self._staged)]
+            self._copy(Way.READ, self._own[0], 0, part, deadline_s)
             into[first : first + len(part)] = self._staged[: len(part)]
 
-    def _copy(self, way: Way, slots: NDArray[np.int64], deadline_s: float) -> None:
+    def _find(self, data: Bytes) -> "tuple[_Registered, int] | None":
+        """Returns what NIXL knows these blocks by, and which is the first one."""
+        for own in self._own:
+            first = own.find(data)
+            if first is not None:
+                return own, first
+        return None
+
+    def _copy(
+        self, way: Way, own: "_Registered", at: int, slots: NDArray[np.int64], deadline_s: float
+    ) -> None:
+        """Copies between blocks from `at` on of memory of this process, and slots."""
         until_s, pause_s = time.monotonic() + deadline_s, _SHORT_S
         try:
-            here = np.arange(len(slots), dtype=np.int32)
+            here = np.arange(at, at + len(slots), dtype=np.int32)
             handle = self._agent.make_prepped_xfer(
-                way.value, self._here, here, self._there, slots.astype(np.int32)
+                way.value, own.named, here, self._there, slots.astype(np.int32)
             )
             state = self._agent.transfer(handle)
             while state == "PROC" and time.monotonic() < until_s:
@@ -133,7 +171,23 @@ class Reached:
 
     def end(self) -> None:
         """Lets go of it, also while a copy is under way, and also again."""
-        self._here = self._there = self._agent = None
+        self._own.clear()
+        self._there = self._agent = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    """Blocks that NIXL copies from and to, what it names them, and that it has registered them."""
+
+    blocks: Bytes
+    named: Any
+    parts: Any
+
+    def find(self, data: Bytes) -> int | None:
+        """Returns which of the blocks `data` begins with; None where it lies elsewhere."""
+        first, rest = divmod(data.ctypes.data - self.blocks.ctypes.data, self.blocks.shape[1])
+        is_inside = data.flags.c_contiguous and 0 <= first <= len(self.blocks) - len(data)
+        return first if is_inside and not rest else None
 
 
 def load_nixl() -> Any:
@@ -150,6 +204,9 @@ def load_nixl() -> Any:
             hint="pip install --no-deps nixl-cu12; it works without torch",
         ) from error
     logging.getLogger("nixl").setLevel(logging.WARNING)
+    for name, value in _BY_TCP.items():
+        os.environ.setdefault(name, value)
+    _rest_between_looks(nixl)
     _part_netlinks(Path(nixl.__file__).parents[1] / "nixl_cu12.libs")
     return nixl
 
@@ -166,15 +223,33 @@ def _part_netlinks(libraries: Path) -> None:
             ctypes.CDLL(library, os.RTLD_NOW | os.RTLD_DEEPBIND)
 
 
-def _agent() -> Any:
+def _rest_between_looks(nixl: Any) -> None:
+    """Has the threads of agents sleep while there is nothing to do.
+
+    NIXL's nixl_agent sets 0 microseconds between two looks (_api.py: `pthrDelay = 0`), by which
+    each agent takes a CPU of its own for as long as it is there.
+    """
+    config, name = nixl.nixlBind.nixlAgentConfig, "PatientAgentConfig"
+    if config.__name__ == name:
+        return  # it was done before
+
+    def set_attribute(self: object, attribute: str, value: object) -> None:
+        config.__setattr__(self, attribute, _POLL_US if attribute == "pthrDelay" else value)
+
+    nixl.nixlBind.nixlAgentConfig = type(name, (config,), {"__setattr__": set_attribute})
+
+
+def _agent(*, is_lent: bool) -> Any:
+    """Returns an agent: of who lends with a thread; who copies looks itself how far it is."""
     nixl = load_nixl()
     try:
-        return nixl.nixl_agent(uuid.uuid4().hex, nixl.nixl_agent_config(backends=["UCX"]))
+        config = nixl.nixl_agent_config(enable_prog_thread=is_lent, backends=["UCX"])
+        return nixl.nixl_agent(uuid.uuid4().hex, config)
     except Exception as error:
         raise TierdError(f"NIXL does not start: {error}") from error
 
 
-def _whole(memory: NDArray[np.uint8]) -> list[tuple[int, int, int, str]]:
+def _whole(memory: Bytes) -> list[tuple[int, int, int, str]]:
     return [(memory.ctypes.data, memory.nbytes, 0, "")]
 
 
