@@ -25,8 +25,9 @@ from sweeps.figures import json_option, write_figures
 from sweeps.layers import Steps, Work, ahead, seconds_of, some_layers
 from tierd.arena import Arena, Lookahead
 from tierd.errors import TierdError
+from tierd.remote.space import Copies, RemoteSpace
 from tierd.tiers.memory import dram
-from tierd.tiers.rdma import Copies, RemoteSpace, RemoteTier, rdma
+from tierd.tiers.rdma import RemoteTier, rdma
 
 LAYER_BYTES, FAST, LAYERS, DONORS = 1 << 20, 32, 64, 3
 WORK_BYTES = 4 << 20

@@ -4,8 +4,9 @@
 borrower.py CA CERT KEY DONOR...
 
 write SEED   replaces all blocks
+rewrite      replaces them again and again, and answers nothing any more
 read         reads them, and tells whether each is as it was last written, or why not
-status       tells of its copies and of lost donors
+status       tells of its copies, and of donors that are lost or slow
 """
 
 import json
@@ -30,6 +31,8 @@ def main(ca: str, cert: str, key: str, *donors: str) -> None:
         for line in sys.stdin:
             what, _, rest = line.strip().partition(" ")
             told: object
+            while what == "rewrite":
+                arena.write(ids, data)
             if what == "write":
                 random = np.random.default_rng(int(rest))
                 data = random.integers(0, 256, data.shape, dtype=np.uint8)
@@ -39,7 +42,12 @@ def main(ca: str, cert: str, key: str, *donors: str) -> None:
                 told = verdict(arena, data)
             else:
                 [space] = tier.spaces
-                told = {**asdict(space.copies), "failures": space.failures, "fenced": arena.fenced}
+                told = {
+                    **asdict(space.copies),
+                    "failures": space.failures,
+                    "slow": space.slow,
+                    "fenced": arena.fenced,
+                }
             sys.stdout.write(json.dumps(told) + "\n")
             sys.stdout.flush()
 

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three donors and two borrowers, each a host, and links that are cut and restored."""
+"""Three donors and two borrowers, each a host: donors end, links are cut, slowed and restored.
+
+Their clocks are days apart, but for that of the day.
+"""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +20,7 @@ import pytest
 import trustme
 from sweeps.donors import DonorProcess, make_keys
 
+from tests.hosts.borrower import BLOCK
 from tests.hosts.network import Host, network
 from tierd.remote.wire import Keys
 
@@ -25,12 +30,14 @@ LENT_MIB = 32
 WAIT_S, LOOK_S = 60.0, 0.2
 """A donor that was lost is looked for ever more rarely."""
 
+LOOKED_AT = 16 * BLOCK
+"""Bytes: each of two borrowers looks at a slow donor every few seconds, 3 blocks at a time."""
+
+MANY = 1000
+
 DONORS, BORROWERS = ("donor-a", "donor-b", "donor-c"), ("borrower-a", "borrower-b")
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
-    pytest.mark.thorough,
-]
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
 
 class Borrower:
@@ -47,11 +54,14 @@ class Borrower:
             text=True,
         )
 
-    def ask(self, line: str) -> Any:
+    def tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
+
+    def ask(self, line: str) -> Any:
+        self.tell(line)
+        assert self._process.stdout is not None
         while (answer := self._process.stdout.readline()) and not answer.startswith(("{", '"')):
             pass  # UCX's own words
         return json.loads(answer)
@@ -69,14 +79,19 @@ class Borrower:
 class World:
     hosts: list[Host]
     """The donors'."""
+    donors: list[DonorProcess]
     borrowers: list[Borrower]
 
     def each_is_right(self) -> None:
-        assert [borrower.ask("read") for borrower in self.borrowers] == ["right", "right"]
+        assert {borrower.ask("read") for borrower in self.borrowers} == {"right"}
 
     def until_whole(self, donors_lost: int) -> None:
+        self.until(lambda borrower: borrower.is_whole(donors_lost))
+
+    def until(self, is_so: Callable[[Borrower], bool]) -> None:
+        """Waits until it is so of all borrowers."""
         until_s = time.monotonic() + WAIT_S
-        while not all(borrower.is_whole(donors_lost) for borrower in self.borrowers):
+        while not all(is_so(borrower) for borrower in self.borrowers):
             assert time.monotonic() < until_s, "it did not come to that"
             time.sleep(LOOK_S)
 
@@ -86,19 +101,22 @@ def world(tmp_path: Path) -> Iterator[World]:
     ca = trustme.CA()
     with network([*DONORS, *BORROWERS]) as hosts, ExitStack() as stack:
         lending, borrowing = hosts[: len(DONORS)], hosts[len(DONORS) :]
-        addresses = []
+        donors: list[DonorProcess] = []
         for host, name in zip(lending, DONORS, strict=True):
             keys = make_keys(tmp_path, ca, name, host.address)
-            donor = DonorProcess(keys, LENT_MIB, host=host.address, prefix=host.prefix, by=BY_ETH)
-            stack.callback(donor.end)
-            addresses.append(donor.address)
+            day_s = str(86_400 * len(donors))
+            clock = ["unshare", "--time", "--monotonic", day_s, "--boottime", day_s]
+            prefix = [*host.prefix, *clock]
+            donors.append(DonorProcess(keys, LENT_MIB, host=host.address, prefix=prefix, by=BY_ETH))
+            stack.callback(donors[-1].end)
+        addresses = [donor.address for donor in donors]
         borrowers = []
         for host, name in zip(borrowing, BORROWERS, strict=True):
             borrowers.append(Borrower(host, make_keys(tmp_path, ca, name), addresses))
             stack.callback(borrowers[-1].end)
         for seed, borrower in enumerate(borrowers):
             assert borrower.ask(f"write {seed}") == "written"
-        yield World(lending, borrowers)
+        yield World(lending, donors, borrowers)
 
 
 def test_a_link_that_is_cut_and_restored_costs_no_byte(world: World) -> None:
@@ -109,6 +127,49 @@ def test_a_link_that_is_cut_and_restored_costs_no_byte(world: World) -> None:
     world.hosts[0].restore()
     world.until_whole(donors_lost=0)
     world.hosts[1].cut()
+    world.each_is_right()
+
+
+def test_donors_that_are_stopped_and_killed_cost_no_byte(world: World) -> None:
+    stopped, killed, _ = world.donors
+    stopped.send(signal.SIGSTOP)
+    world.each_is_right()
+    world.until_whole(donors_lost=1)
+    stopped.send(signal.SIGCONT)
+    world.until_whole(donors_lost=0)
+    killed.send(signal.SIGKILL)
+    world.each_is_right()
+    world.until_whole(donors_lost=1)
+    stopped.send(signal.SIGKILL)
+    world.each_is_right()
+
+
+def test_a_borrower_that_is_killed_in_mid_write_leaves_nothing(world: World) -> None:
+    killed, other = world.borrowers
+    killed.tell("rewrite")
+    before = killed.host.sent_bytes()
+    while killed.host.sent_bytes() < before + MANY * BLOCK:
+        time.sleep(LOOK_S)
+    killed.end()
+    world.until(lambda _: all("borrows nothing" in "".join(d.said) for d in world.donors))
+    world.borrowers.remove(killed)
+    world.each_is_right()
+    assert other.ask("write 7") == "written"
+    world.each_is_right()
+
+
+def test_a_donor_behind_a_slow_link_is_left_for_the_others(world: World) -> None:
+    host, slow = world.hosts[0], world.donors[0].address
+    host.slow_down()
+    for borrower in world.borrowers:
+        while slow not in borrower.ask("status")["slow"]:
+            assert borrower.ask("read") == "right"
+    before = host.sent_bytes()
+    world.each_is_right()
+    assert host.sent_bytes() - before < LOOKED_AT, "it is looked at, and not read"
+    host.speed_up()
+    world.until(lambda borrower: borrower.ask("status")["slow"] == [])
+    world.until_whole(donors_lost=0)
     world.each_is_right()
 
 

@@ -11,18 +11,22 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trustme
 from sweeps.donors import BY_TCP, HOST, DonorProcess, make_keys
 
 from tests.hosts.etcd import EtcdProcess, start_members
 from tests.unit.test_leases import until
-from tierd.errors import TierdError
+from tierd.arena import Arena
+from tierd.errors import NoRoom, TierdError
 from tierd.remote import registry
 from tierd.remote.etcd import Away, Etcd
 from tierd.remote.link import Link
 from tierd.remote.registry import PREFIX, Directory, Record, Registration
 from tierd.remote.wire import Keys
+from tierd.tiers.memory import dram
+from tierd.tiers.rdma import rdma
 
 LENT_MIB, BLOCK = 4, 4096
 A, B = "10.0.0.1:7430", "10.0.0.2:7430"
@@ -79,20 +83,57 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     return make_keys(tmp_path_factory.mktemp("keys"), trustme.CA(), "host")
 
 
+@pytest.fixture
+def by_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in BY_TCP.items():
+        monkeypatch.setenv(name, value)
+
+
+def lending(etcd: EtcdProcess, keys: Keys, name: str, lease_s: int = 1) -> DonorProcess:
+    told = ["--etcd", etcd.endpoint, "--name", name, "--advertise", HOST]
+    return DonorProcess(keys, LENT_MIB, *told, "--etcd-lease", str(lease_s))
+
+
+@pytest.mark.usefixtures("by_tcp")
+def test_an_arena_borrows_from_who_comes_and_forgets_who_has_gone(
+    etcd: EtcdProcess, directory: Directory, keys: Keys, stack: ExitStack
+) -> None:
+    ids = np.arange(100)
+    data = np.random.default_rng(1).integers(0, 256, (100, BLOCK), dtype=np.uint8)
+    tier = rdma(directory, 128 * BLOCK, ca=keys.ca, cert=keys.cert, key=keys.key, deadline_s=1.0)
+    with pytest.raises(NoRoom, match="2 replicas need as many donors, and 0 lend: no others"):
+        tier.reserve(BLOCK, 128)
+    donors = []
+    for name in ("host-a", "host-b"):
+        donors.append(lending(etcd, keys, name))
+        stack.callback(donors[-1].end)
+    until(lambda: len(directory.addresses()) == 2)
+    with Arena(BLOCK, [dram(16 * BLOCK), tier], blocks=100) as arena:
+        arena.write(ids, data)
+        [space] = tier.spaces
+        donors.append(lending(etcd, keys, "host-c"))
+        stack.callback(donors[-1].end)
+        until(lambda: donors[2].address in space.donors)
+        donors[0].send(signal.SIGKILL)
+        until(lambda: directory.addresses() == tuple(sorted(d.address for d in donors[1:])))
+        assert (arena.read(ids) == data).all()
+        until(lambda: space.copies.thin == 0)
+        donors[1].send(signal.SIGKILL)
+        assert (arena.read(ids) == data).all()
+        assert space.copies.lost == 0
+
+
 def test_donors_join_leave_and_expire(
     etcd: EtcdProcess,
     directory: Directory,
     keys: Keys,
     stack: ExitStack,
-    monkeypatch: pytest.MonkeyPatch,
+    by_tcp: None,
 ) -> None:
-    for name, value in BY_TCP.items():
-        monkeypatch.setenv(name, value)
     assert directory.addresses() == ()
     donors = []
-    for name, lease in (("host-a", str(AN_HOUR_S)), ("host-b", "1")):
-        told = ["--etcd", etcd.endpoint, "--name", name, "--advertise", HOST]
-        donors.append(DonorProcess(keys, LENT_MIB, *told, "--etcd-lease", lease))
+    for name, lease_s in (("host-a", AN_HOUR_S), ("host-b", 1)):
+        donors.append(lending(etcd, keys, name, lease_s))
         stack.callback(donors[-1].end)
     until(lambda: directory.addresses() == tuple(sorted(donor.address for donor in donors)))
     assert {record.lent_bytes for record in directory.records().values()} == {LENT_MIB << 20}

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,10 +17,14 @@ from tests.unit.test_leases import until
 from tierd.arena import Arena
 from tierd.errors import Busy, Damaged, Lost, TierdError, TierFailed
 from tierd.model import TierKind
+from tierd.remote import places
 from tierd.remote.link import Speed
+from tierd.remote.pace import SAVED_S, Pace
+from tierd.remote.places import FIRST_WAIT_S, MOST_WAIT_S, SLOW_TIMES, Free, Place, Places
+from tierd.remote.space import RemoteSpace
 from tierd.tiers import Facts, Health
 from tierd.tiers.memory import dram
-from tierd.tiers.rdma import FIRST_WAIT_S, MOST_WAIT_S, RemoteSpace, _Free, _Place, rdma, usable
+from tierd.tiers.rdma import rdma, usable
 
 BLOCK = 64
 
@@ -34,19 +39,29 @@ class FakeDonor:
         self.speed = Speed(latency_ns=1000, bandwidth_mbps=1000)
         self.leaves = self.has_ended = False
         self.kept = np.zeros((slots, BLOCK), np.uint8)
-        self.writes = self.reads = 0
+        self.written: Callable[[], object] = bool
+        self.adopted: list[NDArray[np.uint8]] = []
+        self.writes = self.reads = self.looks = 0
 
     def _look(self) -> None:
         if why := self.failure or self.away:
             raise TierFailed(why)
 
+    def adopt(self, buffer: NDArray[np.uint8]) -> None:
+        self._look()
+        self.adopted.append(buffer)
+
     def resume(self) -> None:
         self._look()
+
+    def look(self) -> None:
+        self.looks += 1
 
     def write(self, slots: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
         self._look()
         self.writes += len(slots)
         self.kept[slots] = data
+        self.written()
 
     def read(self, slots: NDArray[np.int64], into: NDArray[np.uint8]) -> None:
         self._look()
@@ -231,7 +246,7 @@ def test_copies_tell_of_a_donor_that_was_lost_just_now() -> None:
 
 
 def test_one_that_comes_and_goes_is_looked_for_ever_more_rarely() -> None:
-    place = _Place("host-0:7430")
+    place = Place("host-0:7430")
     waits = []
     for now_s in range(0, 100, 10):
         place.has(FakeDonor(place.address, 8), now_s)
@@ -241,6 +256,236 @@ def test_one_that_comes_and_goes_is_looked_for_ever_more_rarely() -> None:
     place.has(FakeDonor(place.address, 8), 0.0)
     place.has_not(MOST_WAIT_S)
     assert place.wait_s == FIRST_WAIT_S, "it was well for long"
+
+
+def test_a_slow_donor_is_read_where_the_others_cannot_be() -> None:
+    donors, data = some_donors(), some_blocks(8)
+    with space_on(donors, heal_mbps=1e-6) as space:
+        space.store(ALL, data)
+        donors[0].speed = donors[1].speed.times(2 * SLOW_TIMES)
+        before = donors[0].reads
+        assert (loaded(space, ALL) == data).all()
+        assert donors[0].reads == before
+        donors[1].away = donors[2].away = "cut off"
+        on_both = np.flatnonzero((space._donor == 0).any(axis=1))
+        assert (loaded(space, on_both) == data[on_both]).all()
+        assert donors[0].reads == before + len(on_both) > before
+
+
+def test_nothing_is_stored_on_a_slow_donor_while_others_have_room() -> None:
+    donors, data = some_donors(3, 16), some_blocks(8)
+    donors[1].speed = donors[0].speed.times(2 * SLOW_TIMES)
+    with space_on(donors) as space:
+        space.store(ALL, data)
+        assert [donor.writes for donor in donors] == [8, 0, 8]
+        donors[0].failure = "killed"
+        until(lambda: space.copies.whole == 8)
+        assert donors[1].writes == 8
+
+
+def test_a_slow_donor_is_looked_at_and_then_read_again() -> None:
+    donors, data = some_donors(2), some_blocks(8)
+    first = donors[0].speed
+    donors[0].speed = first.times(2 * SLOW_TIMES)
+    with space_on(donors) as space:
+        space.store(ALL, data)
+        until(lambda: donors[0].looks > 0)
+        assert donors[1].looks == 0
+        donors[0].speed = first
+        assert (loaded(space, ALL) == data).all()
+        assert donors[0].reads == donors[1].reads == 4
+
+
+@given(st.lists(st.floats(1e-6, 10), min_size=1, max_size=6))
+def test_the_fastest_is_never_slow(seconds: list[float]) -> None:
+    donors = some_donors(len(seconds))
+    for donor, each in zip(donors, seconds, strict=True):
+        donor.speed = Speed(latency_ns=int(each * 1e9), bandwidth_mbps=1 << 30)
+    places = Places(donors, unreachable, None, BLOCK, threading.Lock())
+    places.stop()
+    is_slow = places.are_slow()
+    assert len(is_slow) == len(seconds) + 1
+    assert not is_slow[-1]
+    assert not is_slow[seconds.index(min(seconds))]
+    for each, slow in zip(seconds, is_slow, strict=False):
+        assert slow == (int(each * 1e9) > SLOW_TIMES * int(min(seconds) * 1e9))
+
+
+def is_there(space: RemoteSpace, address: str) -> bool:
+    return address in space.donors
+
+
+class FakeList:
+    """Plays a directory: which donors there are, and a connection to each."""
+
+    def __init__(self, donors: Sequence[FakeDonor]) -> None:
+        self.known = {donor.address: donor for donor in donors}
+        self.asked: list[str] = []
+
+    def roomiest(self) -> Sequence[str]:
+        return tuple(self.known)
+
+    def connect(self, address: str) -> FakeDonor:
+        self.asked.append(address)
+        donor = self.known.get(address)
+        return donor if donor is not None else unreachable(address)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LIST_EVERY_S", "LOOK_EVERY_S"):
+        monkeypatch.setattr(places, name, 0.01)
+
+
+@contextmanager
+def space_of(listed: FakeList, first: int, slots: int = 8) -> Iterator[RemoteSpace]:
+    """A space on the first donors of a list."""
+    links = [*listed.known.values()][:first]
+    space = RemoteSpace(BLOCK, slots, 2, links, listed.connect, 1000.0, listed.roomiest)
+    try:
+        yield space
+    finally:
+        space.free()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_donor_that_comes_takes_the_place_of_one_that_is_lost() -> None:
+    donors, data = some_donors(2), some_blocks(8)
+    listed = FakeList(donors)
+    with space_of(listed, 2) as space:
+        space.store(ALL, data)
+        new = FakeDonor("host-9:7430", 8)
+        listed.known[new.address] = new
+        until(lambda: new.address in space.donors)
+        del listed.known[donors[0].address]
+        donors[0].failure = "killed"
+        until(lambda: space.copies.whole == 8)
+        assert new.writes == 8
+        assert space.failures == {}, "who has gone is not missed"
+        donors[1].failure = "killed too"
+        assert (loaded(space, ALL) == data).all()
+    assert new.has_ended
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_that_is_not_listed_any_more_keeps_what_it_has() -> None:
+    """As where etcd has lost its data, or a donor is cut off from etcd and not from us."""
+    donors, data = some_donors(2), some_blocks(8)
+    listed = FakeList(donors)
+    with space_of(listed, 2) as space:
+        space.store(ALL, data)
+        listed.known.clear()
+        new = FakeDonor("host-9:7430", 8)
+        listed.known[new.address] = new
+        until(lambda: new.address in space.donors)
+        donors[0].away = "no answer in 2 s"
+        assert (loaded(space, ALL) == data).all()
+        donors[0].away = None
+        until(lambda: donors[0].address in space.donors)
+        donors[1].failure = new.failure = "killed"
+        assert (loaded(space, ALL) == data).all()
+
+
+@pytest.mark.usefixtures("quick")
+def test_places_of_donors_that_have_gone_are_used_again() -> None:
+    donors = some_donors(2)
+    listed = FakeList(donors)
+    with space_of(listed, 2) as space:
+        space.store(ALL, some_blocks(8))
+        for number in range(10, 20):
+            new = FakeDonor(f"host-{number}:7430", 8)
+            listed.known[new.address] = new
+            until(partial(is_there, space, new.address))
+            del listed.known[new.address]
+            new.failure = "ended"
+            until(partial(getattr, new, "has_ended"))
+        assert len(space._places.all) == 3
+        assert space.copies.whole == 8
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_donor_by_two_addresses_is_used_once() -> None:
+    donors = some_donors(2)
+    listed = FakeList(donors)
+    with space_of(listed, 2) as space:
+        twin = FakeDonor("host-0.example:7430", 8)
+        twin.donor = donors[0].donor
+        listed.known[twin.address] = twin
+        until(lambda: twin.has_ended)
+        assert twin.address not in space.donors
+        listed.known.clear()  # else it is tried again, and a fake ends once
+
+
+@pytest.mark.usefixtures("quick")
+def test_there_are_not_more_donors_than_can_be_looked_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(places, "MOST_DONORS", 3)
+    listed = FakeList(some_donors(2))
+    with space_of(listed, 2) as space:
+        for number in range(10, 13):
+            listed.known[f"host-{number}:7430"] = FakeDonor(f"host-{number}:7430", 8)
+        until(lambda: len(space.donors) == 3)
+        space._places.follow(time.monotonic() + 100)
+        assert len(space._places.all) == 3
+
+
+def test_what_is_stored_while_it_is_copied_again_is_not_overwritten() -> None:
+    donors, data, other = some_donors(3, 64), some_blocks(8), some_blocks(8, 2)
+    started, go_on = threading.Event(), threading.Event()
+    with space_on(donors) as space:
+        space.store(ALL, data)
+
+        def written() -> None:
+            if threading.current_thread() is space._healer:
+                started.set()
+                assert go_on.wait(10)
+
+        donors[1].written = donors[2].written = written
+        donors[0].failure = "killed"
+        loaded(space, ALL)
+        assert started.wait(10)
+        space.store(ALL, other)  # nobody waits for what is copied again
+        assert (loaded(space, ALL) == other).all()
+        go_on.set()
+        until(lambda: space.copies.whole == 8)
+        assert (loaded(space, ALL) == other).all()
+        frees = [place.free for place in space._places.all[1:]]
+        until(lambda: [free and free.count for free in frees] == [64 - 8] * 2)  # none is lost
+
+
+def test_buffers_are_told_to_donors_that_come_later_too() -> None:
+    donors = some_donors(2)
+    later = FakeDonor(donors[0].address, 8)
+    with space_on(donors, connect=lambda _: later) as space:
+        buffer = np.zeros((4, BLOCK), np.uint8)
+        space.adopt(buffer)
+        donors[1].away = "cut off"
+        space.adopt(buffer)  # fails there, which nobody needs to know
+        donors[0].failure = "restarted"
+        until(lambda: len(space.donors) == 1 or later.adopted != [])
+        loaded_donors = [donor.adopted for donor in donors]
+        assert [len(each) for each in loaded_donors] == [2, 1]
+        until(lambda: len(later.adopted) == 2)
+
+
+@given(
+    st.floats(1e3, 1e9),
+    st.lists(st.tuples(st.integers(1, 10**7), st.floats(0, 5)), min_size=1, max_size=30),
+)
+def test_copies_keep_to_their_pace(rate: float, steps: list[tuple[int, float]]) -> None:
+    now_s, copied, began_s = 100.0, 0, 100.0
+    pace, largest = Pace(rate, now_s), 0
+    for size, idle_s in steps:
+        now_s += idle_s
+        rest_s = pace.rest_s(size, now_s)
+        assert rest_s <= size / rate + 1e-6 + sum(s for s, _ in steps) / rate
+        now_s += rest_s
+        assert pace.rest_s(size, now_s) <= 1e-6
+        pace.copied(size)
+        copied, largest = copied + size, max(largest, size)
+        saved = max(SAVED_S * rate, largest)
+        assert copied <= rate * (now_s - began_s) * (1 + 1e-9) + saved + 1
 
 
 def test_a_donor_that_asks_is_left() -> None:
@@ -345,7 +590,7 @@ def test_so_many_blocks_find_room_on_different_donors(rooms: list[int], replicas
 
 @given(st.lists(st.integers(0, 6), max_size=12))
 def test_slots_are_taken_once(counts: list[int]) -> None:
-    free, taken = _Free(10), []
+    free, taken = Free(10), []
     for count in counts:
         if count <= free.count:
             taken.append(free.take(count))

@@ -12,8 +12,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +39,8 @@ STAGED_BYTES = 4 << 20
 PORT = 7430
 
 _PROBES = 5
-
-_Copy = Callable[[NDArray[np.int64], NDArray[np.uint8], float], None]
+_LATEST = 5
+"""Reads that tell how much slower or faster a donor has become."""
 
 
 def split_address(address: str, default: int = PORT) -> tuple[str, int]:
@@ -63,10 +64,21 @@ def join_address(host: str, port: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """As reads have shown it when the donor was reached: of one block, and of a batch."""
+    """As reads have shown it: of one block, and of a batch, in bytes a microsecond."""
 
     latency_ns: int
     bandwidth_mbps: int
+
+    def seconds(self, size_bytes: int) -> float:
+        """Returns what a read of that size takes, of a block or more."""
+        return max(self.latency_ns / 1e9, size_bytes / (self.bandwidth_mbps * 1e6))
+
+    def times(self, slower: float) -> Self:
+        """Returns one that is so many times slower."""
+        bandwidth_mbps = max(1, round(self.bandwidth_mbps / slower))
+        return replace(
+            self, latency_ns=round(self.latency_ns * slower), bandwidth_mbps=bandwidth_mbps
+        )
 
 
 class _Line:
@@ -128,6 +140,9 @@ class Link:
         """Why the lease has ended, if so."""
         self._keys, self._block_bytes, self._deadline_s = keys, block_bytes, deadline_s
         self._turn = threading.Lock()
+        self._adopted: list[NDArray[np.uint8]] = []
+        self._slower: tuple[float, ...] = ()
+        """What the latest reads took, of what they were to take."""
         self._trouble: str | None = None
         self._has_ended = False
         load_nixl()  # it takes longer than a donor may wait, on a slow host
@@ -135,7 +150,7 @@ class Link:
         self._lease = self._line.lease
         self.donor, self.slots = self._lease.donor, self._lease.slots
         try:
-            self._reached, self.speed = self._reach(self._lease)
+            self._reached, self._first_speed = self._reach(self._lease)
         except TierdError:
             self._line.close()
             raise
@@ -150,13 +165,35 @@ class Link:
         """Whether the donor asks to be left."""
         return self._line.leaves
 
+    @property
+    def speed(self) -> Speed:
+        """How fast it is now: as when it was reached, or as most of the latest reads were."""
+        latest = self._slower
+        return self._first_speed.times(median(latest)) if latest else self._first_speed
+
+    def adopt(self, buffer: NDArray[np.uint8]) -> None:
+        """Is told of memory that write() gets parts of; it stays until end()."""
+        with self._turn:
+            self._adopted.append(buffer)
+            self._try(self._reached.adopt, buffer)
+
     def write(self, slots: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
         with self._turn:
-            self._try(self._reached.write, slots, data)
+            self._try(self._reached.write, slots, data, self._deadline_s)
 
     def read(self, slots: NDArray[np.int64], into: NDArray[np.uint8]) -> None:
         with self._turn:
-            self._try(self._reached.read, slots, into)
+            begin_s = time.monotonic()
+            self._try(self._reached.read, slots, into, self._deadline_s)
+            took_s = time.monotonic() - begin_s
+        slower = took_s / self._first_speed.seconds(into.nbytes)
+        self._slower = (*self._slower, slower)[-_LATEST:]
+
+    def look(self) -> None:
+        """Reads to see how fast it is now, so often that this is most of the latest reads."""
+        into = np.empty((1, self._block_bytes), np.uint8)
+        for _ in range(_LATEST // 2 + 1):
+            self.read(np.zeros(1, np.int64), into)
 
     def resume(self) -> None:
         """Reaches a donor anew that is away, and that no other thread resumes.
@@ -168,7 +205,8 @@ class Link:
         self._go_on()
         with self._turn:
             self._reached.end()
-            self._reached, self.speed = self._reach(self._line.lease)
+            self._reached, self._first_speed = self._reach(self._line.lease)
+            self._slower = ()
             self._trouble = None
 
     def end(self) -> None:
@@ -178,11 +216,11 @@ class Link:
             self._line.close()
             self._reached.end()
 
-    def _try(self, copy: _Copy, slots: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+    def _try(self, call: Callable[..., None], *arguments: object) -> None:
         if why := self.failure or self.away:
             raise TierFailed(f"donor {self.address}: {why}")
         try:
-            copy(slots, data, self._deadline_s)
+            call(*arguments)
         except TierFailed as error:
             self._trouble = str(error)
             raise TierFailed(f"donor {self.address}: {error}") from error
@@ -237,6 +275,8 @@ class Link:
             return time.monotonic_ns() - begin_ns
 
         try:
+            for buffer in self._adopted:
+                reached.adopt(buffer)
             timed(1)  # UCX connects by it
             latency_ns = int(median(timed(1) for _ in range(_PROBES)))
             bandwidth_mbps = max(1, into.nbytes * 1000 // timed(staged))

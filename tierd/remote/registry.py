@@ -136,6 +136,11 @@ class Directory:
         """Returns where donors are, sorted; from any thread, and without waiting."""
         return self._addresses
 
+    def roomiest(self) -> tuple[str, ...]:
+        """Returns where donors are, those first that have most to lend; likewise."""
+        found = sorted(self.records().values(), key=lambda record: -record.free_bytes)
+        return tuple(dict.fromkeys(record.address for record in found))
+
     def records(self) -> Mapping[str, Record]:
         """Returns what donors tell of themselves, by their names; likewise."""
         return {name: record for name, record in self._found.items() if record is not None}
