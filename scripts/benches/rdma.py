@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A donor's memory beside NIXL called directly, over TCP on loopback, from the same slots.
+"""Donors' memory over TCP on loopback: copies, a sweep, blocks that are copied again, a donor.
 
-The donor is a process of this machine, so that both share its CPUs: what is told is what tierd
-adds, and not how fast a network is. Direct copies go to and from memory that is registered already.
+Donors are processes of this machine, so that both ends share its CPUs: what is told is what tierd
+adds, and not how fast a network is. Copies take turns with NIXL called directly, from the same
+slots, and to and from memory that is registered already; ucx_perftest tells what UCX makes of them.
 """
 
 import os
+import re
+import socket
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import trustme
 from numpy.typing import NDArray
-from sweeps.donors import BY_TCP, DonorProcess, make_keys
+from sweeps.donors import BY_TCP, HOST, DonorProcess, make_keys
 
+from benches import _rdma_donor, _rdma_heal, _rdma_sweep
+from benches._rdma_heal import HEALING_S
 from benches.figure import Figure, NotHere
 from tierd.errors import TierdError
 from tierd.kernel.placed import place
@@ -25,33 +32,41 @@ from tierd.remote.wire import Keys
 LENT_MIB = 256
 SIZES = (4 << 10, 1 << 20)
 LEAST_OF_NIXL = 0.8
-ROUNDS, BATCHES, SINGLES = 15, 8, 500
+ROUNDS, BATCHES, SINGLES = 15, 8, 1000
+PERFTEST_S = 60
 
 Copy = Callable[[NDArray[np.int64]], None]
 
 
-def run() -> list[Figure]:
+def run(*, only: Sequence[str] = (), seconds: int = HEALING_S) -> list[Figure]:
+    """Measures all parts, or some; of copying again each round takes so many seconds."""
     os.environ.update(BY_TCP)
+    figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as folder:
         keys = make_keys(Path(folder), trustme.CA(), "bench")
         try:
-            donor = DonorProcess(keys, LENT_MIB)
+            for part in only or PARTS:
+                figures += PARTS[part](keys, seconds)
         except TierdError as error:
             raise NotHere(str(error)) from error
-        try:
-            return [figure for size in SIZES for figure in of_size(donor.address, keys, size)]
-        finally:
-            donor.end()
+    return figures
+
+
+def copies(keys: Keys, _: int) -> list[Figure]:
+    donor = DonorProcess(keys, LENT_MIB)
+    try:
+        found = [figure for size in SIZES for figure in of_size(donor.address, keys, size)]
+    finally:
+        donor.end()
+    return [*found, *of_perftest()]
 
 
 def of_size(address: str, keys: Keys, block_bytes: int) -> Iterator[Figure]:
     """Batches each way, and what one block takes."""
     batch = STAGED_BYTES // block_bytes
-    try:
-        link = Link(address, keys, block_bytes, 4 * batch, deadline_s=30.0)
-    except TierdError as error:
-        raise NotHere(str(error)) from error
+    link = Link(address, keys, block_bytes, 4 * batch, deadline_s=30.0)
     data = place(batch * block_bytes).reshape(batch, block_bytes)
+    link.adopt(data)  # as an arena's movers do with what they copy through
     size = f"{block_bytes >> 10} KiB"
     try:
         for way, call in (("read", link.read), ("write", link.write)):
@@ -109,7 +124,45 @@ def directly(link: Link, way: str, data: NDArray[np.uint8]) -> Copy:
     return copy
 
 
+def of_perftest() -> Iterator[Figure]:
+    """What UCX itself takes for a read of each size, by the host's own ucx_perftest."""
+    for size in SIZES:
+        with closing(socket.create_server((HOST, 0))) as free:
+            port = str(free.getsockname()[1])
+        words = ["ucx_perftest", "-p", port, "-t", "ucp_get", "-s", str(size), "-n", str(SINGLES)]
+        server = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            said = _client([*words, HOST], server)
+        finally:
+            server.kill()
+            server.wait()
+        final = re.search(r"^Final:\s+\d+\s+([\d.]+)", said, re.MULTILINE)
+        if final is None:
+            raise NotHere(f"ucx_perftest tells nothing of {size} bytes: {said[-200:]}")
+        name = f"ucx_perftest, read of {size >> 10} KiB: p50"
+        yield Figure.of_rounds(name, [float(final[1])], "us")
+
+
+def _client(words: Sequence[str], server: subprocess.Popen[bytes]) -> str:
+    """Runs it once its server listens."""
+    until_s = time.monotonic() + PERFTEST_S
+    while server.poll() is None and time.monotonic() < until_s:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PERFTEST_S)
+        if not done.returncode:
+            return done.stdout
+        time.sleep(0.1)
+    return ""
+
+
 def seconds(call: Copy, slots: NDArray[np.int64]) -> float:
     begin_s = time.perf_counter()
     call(slots)
     return time.perf_counter() - begin_s
+
+
+PARTS: Mapping[str, Callable[[Keys, int], list[Figure]]] = {
+    "copies": copies,
+    "sweep": _rdma_sweep.measure,
+    "heal": _rdma_heal.measure,
+    "donor": _rdma_donor.measure,
+}

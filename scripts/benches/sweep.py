@@ -7,11 +7,13 @@ on demand. All layers in the fast tier, with prefetch and without, take turns, r
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 
 import numpy as np
-from sweeps.layers import Sweep, ahead, on_demand, seconds_of, some_layers
+from sweeps.far import Far
+from sweeps.layers import AnyWork, Sweep, ahead, on_demand, seconds_of, some_layers
 
 from benches.figure import Figure
 from tierd.arena import Arena, Held, Lookahead
@@ -26,16 +28,28 @@ ROUNDS, CALLS = 15, 2_000
 
 def run() -> list[Figure]:
     layers = some_layers(LAYERS, LAYER_BYTES)
+    simulated = partial(Far, bytes_per_s=FAR_BYTES_PER_S)
+    memory, slower = Sweep(layers, FAST), Sweep(layers, FAST, simulated)
     return [
-        *shares(Sweep(layers, FAST), "memory"),
-        *shares(Sweep(layers, FAST, FAR_BYTES_PER_S), "1 GiB/s, simulated"),
+        *shares(memory, memory.work_for, "far: memory", LEAST),
+        *shares(slower, slower.work_for, "far: 1 GiB/s, simulated", LEAST),
         overhead(),
     ]
 
 
-def shares(sweep: Sweep, far: str) -> list[Figure]:
+def shares(
+    sweep: Sweep, work_for: Callable[[float], AnyWork], name: str, least: float | None
+) -> list[Figure]:
+    """Layers a second with prefetch and without, of those with all fast.
+
+    Args:
+        sweep: with the tiers.
+        work_for: makes work of so many seconds.
+        name: of the figures.
+        least: of those with prefetch.
+    """
     copies_s = sweep.copies_s()
-    work = sweep.work_for(copies_s)
+    work = work_for(copies_s)
     with sweep.arena(is_all_fast=True) as fast, sweep.arena() as told, sweep.arena() as untold:
         lookahead = Lookahead(told, range(LAYERS), repeats=True)
         ways = [closing(on_demand(fast)), closing(ahead(lookahead)), closing(on_demand(untold))]
@@ -50,11 +64,11 @@ def shares(sweep: Sweep, far: str) -> list[Figure]:
     late = (after.late - before.late) / (LAYERS * ROUNDS)
     return [
         Figure.of_rounds(
-            f"far: {far}; with prefetch, of all-fast", list(best / with_s), "", at_least=LEAST
+            f"{name}; with prefetch, of all-fast", list(best / with_s), "", at_least=least
         ),
-        Figure.of_rounds(f"far: {far}; without prefetch", list(best / without_s), ""),
-        Figure.of_rounds(f"far: {far}; late with prefetch", [late], ""),
-        Figure.of_rounds(f"far: {far}; copies of a layer", [copies_s * 1e3], "ms"),
+        Figure.of_rounds(f"{name}; without prefetch", list(best / without_s), ""),
+        Figure.of_rounds(f"{name}; late with prefetch", [late], ""),
+        Figure.of_rounds(f"{name}; copies of a layer", [copies_s * 1e3], "ms"),
     ]
 
 

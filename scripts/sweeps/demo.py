@@ -11,10 +11,12 @@ import sys
 import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
 
+from sweeps.far import Far
 from sweeps.figures import json_option, write_figures
 from sweeps.layers import Steps, Sweep, ahead, on_demand, seconds_of, some_layers
 from tierd.arena import Lookahead
@@ -74,7 +76,8 @@ def _show(fast: int, seconds: int) -> Result:
         f"{count} MiB of layers; fast tier {fast} MiB of DRAM; "
         f"far tier at {FAR_MIB_PER_S} MiB/s each way (simulated)"
     )
-    sweep = Sweep(some_layers(count, LAYER_BYTES), fast, FAR_MIB_PER_S * (1 << 20))
+    far = partial(Far, bytes_per_s=FAR_MIB_PER_S * (1 << 20))
+    sweep = Sweep(some_layers(count, LAYER_BYTES), fast, far)
     copies_s = sweep.copies_s(laps=1)
     work = sweep.work_for(copies_s)
     click.echo(f"copies of a layer, one out and one in: {copies_s * 1e3:.1f} ms; so is its work\n")

@@ -7,7 +7,7 @@ runs without the GIL, on one CPU, and tells a wrong byte.
 
 import hashlib
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sweeps.far import Far
 from tierd.arena import Arena, Held, Lookahead
 from tierd.errors import Damaged
+from tierd.tiers import Tier
 from tierd.tiers.memory import dram
 
 Steps: TypeAlias = Generator[Held, None, None]
@@ -48,28 +49,50 @@ class Work:
         return digest.digest()
 
 
+class Elsewhere:
+    """Work that a device does beside the CPUs, which wait for it: simulated.
+
+    Of each layer its first and last bytes are looked at.
+    """
+
+    def __init__(self, layers: NDArray[np.uint8], seconds: float) -> None:
+        self._layers, self._seconds = layers, seconds
+
+    def do(self, number: int, layer: NDArray[np.uint8]) -> None:
+        """Works, and raises as Work does."""
+        begin_s = time.monotonic()
+        for part in (slice(64), slice(-64, None)):
+            if (layer[part] != self._layers[number, part]).any():
+                raise Damaged(f"layer {number} is not what it was")
+        time.sleep(max(0.0, begin_s + self._seconds - time.monotonic()))
+
+
+AnyWork: TypeAlias = Work | Elsewhere
+
+
 class Sweep:
     """Layers of which `fast` have room in the fast tier.
 
     Args:
         layers: of bytes, a row each; a multiple of 64.
         fast: how many of them.
-        far_bytes_per_s: what the far tier's speed is made to be, if it is.
+        far: makes the far tier, of so many bytes.
     """
 
     def __init__(
-        self, layers: NDArray[np.uint8], fast: int, far_bytes_per_s: float | None = None
+        self, layers: NDArray[np.uint8], fast: int, far: Callable[[int], Tier] = Far
     ) -> None:
         self.layers, self.fast = layers, fast
-        self._far_bytes_per_s = far_bytes_per_s
+        self._far = far
 
     @contextmanager
     def arena(self, *, is_all_fast: bool = False) -> Iterator[Arena]:
         """All layers are in it; those that find no room in the fast tier in the far one."""
         count, size = self.layers.shape
-        tiers = [dram((count if is_all_fast else self.fast) * size)]
-        far = Far((count + 2) * size, self._far_bytes_per_s)
-        with Arena(size, tiers if is_all_fast else [*tiers, far], blocks=count) as arena:
+        tiers: list[Tier] = [dram((count if is_all_fast else self.fast) * size)]
+        if not is_all_fast:
+            tiers.append(self._far((count + 2) * size))
+        with Arena(size, tiers, blocks=count) as arena:
             for number in range(count):
                 arena.write([number], self.layers[number])
             yield arena
@@ -108,7 +131,7 @@ def ahead(lookahead: Lookahead) -> Steps:
         yield from lookahead
 
 
-def seconds_of(steps: Iterable[Held], work: Work, count: int) -> float:
+def seconds_of(steps: Iterable[Held], work: AnyWork, count: int) -> float:
     """Does so many steps; returns the seconds of each."""
     begin_s = time.perf_counter()
     for _, held in zip(range(count), steps, strict=False):

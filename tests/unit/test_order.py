@@ -96,6 +96,17 @@ def test_the_window_is_a_moves_time_over_a_steps_and_one(
     assert min(expected, most) <= pace.steps <= min(expected + 1, most)
 
 
+@given(times, times)
+def test_a_latency_that_is_known_counts_from_the_first_step(move_s: float, step_s: float) -> None:
+    pace = Pace(64, 64, move_s)
+    assert pace.steps == 2, "how long a step takes is not known yet"
+    pace.used(step_s)
+    assert pace.steps >= min(int(np.ceil(move_s / step_s)) + 1, 64)
+    for _ in range(200):
+        pace.moved(step_s / 2)
+    assert pace.steps <= 3, "what is seen counts for more"
+
+
 @given(st.lists(st.tuples(st.sampled_from("mu"), times)), st.lists(st.booleans()))
 def test_the_window_is_never_more_than_allowed(
     told: list[tuple[str, float]], guesses: list[bool]

@@ -48,7 +48,6 @@ class FakeDonor:
             raise TierFailed(why)
 
     def adopt(self, buffer: NDArray[np.uint8]) -> None:
-        self._look()
         self.adopted.append(buffer)
 
     def resume(self) -> None:
@@ -57,13 +56,17 @@ class FakeDonor:
     def look(self) -> None:
         self.looks += 1
 
-    def write(self, slots: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+    def write(
+        self, slots: NDArray[np.int64], data: NDArray[np.uint8], *, aside: bool = False
+    ) -> None:
         self._look()
         self.writes += len(slots)
         self.kept[slots] = data
         self.written()
 
-    def read(self, slots: NDArray[np.int64], into: NDArray[np.uint8]) -> None:
+    def read(
+        self, slots: NDArray[np.int64], into: NDArray[np.uint8], *, aside: bool = False
+    ) -> None:
         self._look()
         self.reads += len(slots)
         into[:] = self.kept[slots]
@@ -460,13 +463,9 @@ def test_buffers_are_told_to_donors_that_come_later_too() -> None:
     with space_on(donors, connect=lambda _: later) as space:
         buffer = np.zeros((4, BLOCK), np.uint8)
         space.adopt(buffer)
-        donors[1].away = "cut off"
-        space.adopt(buffer)  # fails there, which nobody needs to know
+        assert [len(donor.adopted) for donor in donors] == [1, 1]
         donors[0].failure = "restarted"
-        until(lambda: len(space.donors) == 1 or later.adopted != [])
-        loaded_donors = [donor.adopted for donor in donors]
-        assert [len(each) for each in loaded_donors] == [2, 1]
-        until(lambda: len(later.adopted) == 2)
+        until(lambda: len(later.adopted) == 1)
 
 
 @given(
@@ -502,11 +501,11 @@ def test_one_that_fails_in_mid_write_does_not_lose_the_batch() -> None:
     donors, data = some_donors(), some_blocks(8)
     with space_on(donors) as space:
 
-        def die(slots: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+        def die(*_: object, aside: bool = False) -> None:
             donors[0].failure = "killed in mid-write"
             donors[0]._look()
 
-        donors[0].write = die  # type: ignore[method-assign]
+        donors[0].write = die  # type: ignore[assignment,method-assign]
         space.store(ALL, data)
         assert (loaded(space, ALL) == data).all()
         until(lambda: space.copies.whole == 8)

@@ -68,6 +68,9 @@ class Lookahead:
         tiers = arena.shared.tiers
         self._slots = tiers[0].slots
         self._room_below = [(i, tier.slots) for i, tier in enumerate(tiers) if i > 0]
+        told_ns = [tier.latency_ns for tier in tiers[1:] if tier.latency_ns is not None]
+        self._latency_s = max(told_ns) / 1e9 if told_ns else None
+        """What a move from the slowest tier takes at least, as far as that is known."""
         self._places = arena.shared.places
         self._on = arena.tiers[0] if arena.tiers[0] in arena.on_devices else None
         self._declared = None if order is None else Declared(order, repeats=repeats)
@@ -117,7 +120,7 @@ class Lookahead:
         """Begins with an order at a position."""
         self._order = order
         self._start = self._position = self._frontier = position
-        self._pace = Pace(self._slots, allowed)
+        self._pace = Pace(self._slots, allowed, self._latency_s)
         self._asked = _NONE
         """Positions of what was asked for and is still to be used."""
         self._under_way: deque[tuple[int, np.int64, float]] = deque()

@@ -117,13 +117,16 @@ class Pace:
     Args:
         most: steps, however slow moves are.
         allowed: steps, until it is seen whether guesses are right.
+        move_s: what a move takes at least, where that is known before the first one.
     """
 
-    def __init__(self, most: int, allowed: int) -> None:
+    def __init__(self, most: int, allowed: int, move_s: float | None = None) -> None:
         self._most = most
         self._allowed = min(most, allowed)
         self._move_s: float | None = None
         self._deviation_s = 0.0
+        if move_s is not None:
+            self.moved(move_s)
         self._step_s: float | None = None
 
     @property

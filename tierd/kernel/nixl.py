@@ -109,6 +109,10 @@ class Reached:
         except Exception as error:
             raise TierFailed(f"NIXL does not reach it: {error}") from error
 
+    @property
+    def staged(self) -> int:
+        return len(self._staged)
+
     def adopt(self, buffer: Bytes) -> None:
         """Is told of memory that write() gets parts of, so that it need not pass through here.
 

@@ -378,7 +378,7 @@ def take_memory(
         raise NoRoom(
             f"{lend_bytes >> 20} MiB to be lent, {reserve_bytes >> 20} MiB to be kept: nodes "
             f"{chosen} have {available >> 20} MiB free",
-            hint="lend less, or reserve less",
+            hint="lend less, or reserve less; what the page cache has counts as used",
         )
     return place(_whole_pages(lend_bytes), chosen)
 

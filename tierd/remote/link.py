@@ -6,6 +6,7 @@ shown that it is fast enough. What it has is there still, as long as the lease l
 over, it comes back as a new link, and empty.
 """
 
+import logging
 import socket
 import ssl
 import threading
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.errors import Damaged, NoRoom, TierdError, TierFailed
-from tierd.kernel.nixl import Reached, load_nixl
+from tierd.kernel.nixl import Reached, Way, load_nixl
 from tierd.remote.wire import (
     BEAT_S,
     LEAVES,
@@ -33,8 +34,13 @@ from tierd.remote.wire import (
     send,
 )
 
+log = logging.getLogger("tierd")
+
 STAGED_BYTES = 4 << 20
 """Are copied at once, at most, unless a single block is larger."""
+
+_ASIDE_BYTES = 1 << 20
+"""Likewise of what is copied beside."""
 
 PORT = 7430
 
@@ -139,10 +145,11 @@ class Link:
         self.failure: str | None = None
         """Why the lease has ended, if so."""
         self._keys, self._block_bytes, self._deadline_s = keys, block_bytes, deadline_s
-        self._turn = threading.Lock()
+        self._turn, self._turn_aside = threading.Lock(), threading.Lock()
+        self._aside: Reached | None = None
         self._adopted: list[NDArray[np.uint8]] = []
-        self._slower: tuple[float, ...] = ()
-        """What the latest reads took, of what they were to take."""
+        self._latest: tuple[float, ...] = ()
+        """What the latest reads took, of what they took when it was reached."""
         self._trouble: str | None = None
         self._has_ended = False
         load_nixl()  # it takes longer than a donor may wait, on a slow host
@@ -151,6 +158,8 @@ class Link:
         self.donor, self.slots = self._lease.donor, self._lease.slots
         try:
             self._reached, self._first_speed = self._reach(self._lease)
+            self.speed = self._first_speed
+            """How fast it is now: as most of the latest reads were."""
         except TierdError:
             self._line.close()
             raise
@@ -165,29 +174,36 @@ class Link:
         """Whether the donor asks to be left."""
         return self._line.leaves
 
-    @property
-    def speed(self) -> Speed:
-        """How fast it is now: as when it was reached, or as most of the latest reads were."""
-        latest = self._slower
-        return self._first_speed.times(median(latest)) if latest else self._first_speed
-
     def adopt(self, buffer: NDArray[np.uint8]) -> None:
         """Is told of memory that write() gets parts of; it stays until end()."""
         with self._turn:
             self._adopted.append(buffer)
-            self._try(self._reached.adopt, buffer)
+            self._adopt(self._reached, buffer)
 
-    def write(self, slots: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+    def write(
+        self, slots: NDArray[np.int64], data: NDArray[np.uint8], *, aside: bool = False
+    ) -> None:
+        """Copies to slots; `aside` beside who else copies, which then waits for none of it."""
+        if aside:
+            self._copy_aside(Way.WRITE, slots, data)
+            return
         with self._turn:
             self._try(self._reached.write, slots, data, self._deadline_s)
 
-    def read(self, slots: NDArray[np.int64], into: NDArray[np.uint8]) -> None:
+    def read(
+        self, slots: NDArray[np.int64], into: NDArray[np.uint8], *, aside: bool = False
+    ) -> None:
+        """Copies from slots; likewise."""
+        if aside:
+            self._copy_aside(Way.READ, slots, into)
+            return
         with self._turn:
             begin_s = time.monotonic()
             self._try(self._reached.read, slots, into, self._deadline_s)
             took_s = time.monotonic() - begin_s
-        slower = took_s / self._first_speed.seconds(into.nbytes)
-        self._slower = (*self._slower, slower)[-_LATEST:]
+            self._latest = (*self._latest, took_s / self._first_speed.seconds(into.nbytes))
+            self._latest = self._latest[-_LATEST:]
+            self.speed = self._first_speed.times(median(self._latest))
 
     def look(self) -> None:
         """Reads to see how fast it is now, so often that this is most of the latest reads."""
@@ -203,18 +219,40 @@ class Link:
         """
         self._trouble = self.away  # until it can be reached by a new line
         self._go_on()
-        with self._turn:
-            self._reached.end()
+        with self._turn, self._turn_aside:
+            self._let_go()
             self._reached, self._first_speed = self._reach(self._line.lease)
-            self._slower = ()
+            self.speed, self._latest = self._first_speed, ()
             self._trouble = None
 
     def end(self) -> None:
         """Gives the slots back."""
         self.failure, self._has_ended = self.failure or "given back", True
-        with self._turn:
+        with self._turn, self._turn_aside:
             self._line.close()
-            self._reached.end()
+            self._let_go()
+
+    def _adopt(self, reached: Reached, buffer: NDArray[np.uint8]) -> None:
+        try:
+            reached.adopt(buffer)
+        except TierFailed as error:  # it is copied once more, then
+            log.debug("donor %s: %s", self.address, error)
+
+    def _let_go(self) -> None:
+        self._reached.end()
+        if self._aside is not None:
+            self._aside.end()
+            self._aside = None
+
+    def _copy_aside(self, way: Way, slots: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+        def copy() -> None:
+            if self._aside is None:
+                self._aside = self._reached_by(self._line.lease, _ASIDE_BYTES)
+            call = self._aside.read if way is Way.READ else self._aside.write
+            call(slots, data, self._deadline_s)
+
+        with self._turn_aside:
+            self._try(copy)
 
     def _try(self, call: Callable[..., None], *arguments: object) -> None:
         if why := self.failure or self.away:
@@ -260,26 +298,29 @@ class Link:
         if self.failure is not None:
             raise TierFailed(f"donor {self.address}: {self.failure}")
 
-    def _reach(self, lease: Lease) -> tuple[Reached, Speed]:
-        """Has the donor be reached, and reads as it will be read, before anybody waits for it."""
-        staged = min(lease.slots, max(1, STAGED_BYTES // self._block_bytes))
+    def _reached_by(self, lease: Lease, staged_bytes: int) -> Reached:
+        staged = min(lease.slots, max(1, staged_bytes // self._block_bytes))
         try:
-            reached = Reached(lease.ticket, lease.address, lease.slots, self._block_bytes, staged)
+            return Reached(lease.ticket, lease.address, lease.slots, self._block_bytes, staged)
         except TierFailed as error:
             raise TierFailed(f"donor {self.address}: {error}") from error
-        into = np.empty((staged, self._block_bytes), np.uint8)
+
+    def _reach(self, lease: Lease) -> tuple[Reached, Speed]:
+        """Has the donor be reached, and reads as it will be read, before anybody waits for it."""
+        reached = self._reached_by(lease, STAGED_BYTES)
+        into = np.empty((reached.staged, self._block_bytes), np.uint8)
 
         def timed(count: int) -> int:
             begin_ns = time.monotonic_ns()
             reached.read(np.arange(count), into[:count], self._deadline_s)
             return time.monotonic_ns() - begin_ns
 
+        for buffer in self._adopted:
+            self._adopt(reached, buffer)
         try:
-            for buffer in self._adopted:
-                reached.adopt(buffer)
             timed(1)  # UCX connects by it
             latency_ns = int(median(timed(1) for _ in range(_PROBES)))
-            bandwidth_mbps = max(1, into.nbytes * 1000 // timed(staged))
+            bandwidth_mbps = max(1, into.nbytes * 1000 // timed(len(into)))
         except TierFailed as error:
             reached.end()
             raise TierFailed(f"donor {self.address}: {error}") from error

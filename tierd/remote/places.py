@@ -40,17 +40,20 @@ class Donor(Protocol):
     donor: str
     slots: int
     failure: str | None
+    speed: Speed
 
     @property
     def away(self) -> str | None: ...
     @property
     def leaves(self) -> bool: ...
-    @property
-    def speed(self) -> Speed: ...
     def adopt(self, buffer: NDArray[np.uint8]) -> None: ...
     def resume(self) -> None: ...
-    def write(self, slots: NDArray[np.int64], data: NDArray[np.uint8]) -> None: ...
-    def read(self, slots: NDArray[np.int64], into: NDArray[np.uint8]) -> None: ...
+    def write(
+        self, slots: NDArray[np.int64], data: NDArray[np.uint8], *, aside: bool = False
+    ) -> None: ...
+    def read(
+        self, slots: NDArray[np.int64], into: NDArray[np.uint8], *, aside: bool = False
+    ) -> None: ...
     def look(self) -> None: ...
     def end(self) -> None: ...
 
@@ -205,7 +208,7 @@ class Places:
         self._adopted.append(buffer)
         for place in self.all:
             if place.link is not None:
-                _adopt(place.link, [buffer])
+                place.link.adopt(buffer)
 
     def follow(self, now_s: float) -> None:
         """Looks for donors that have come, and no more for such as were lost and are gone.
@@ -281,7 +284,8 @@ class Places:
             log.debug("donor %s is not there: %s", address, error)
             return
         if link is not place.link:
-            _adopt(link, self._adopted)
+            for buffer in self._adopted:
+                link.adopt(buffer)
         with self._lock:
             if not self._takes(place, link, address):
                 link.end()
@@ -298,11 +302,3 @@ class Places:
                 log.warning("donors %s and %s are the same one", other.address, address)
                 return False
         return not self._stop.is_set() and place.address == address
-
-
-def _adopt(link: Donor, buffers: Sequence[NDArray[np.uint8]]) -> None:
-    for buffer in buffers:
-        try:
-            link.adopt(buffer)
-        except TierFailed as error:
-            log.debug("donor %s: %s", link.address, error)

@@ -276,7 +276,12 @@ class RemoteSpace:
         return True
 
     def _fetch(
-        self, donors: NDArray[np.int16], at: NDArray[np.int64], sums: NDArray[np.uint64]
+        self,
+        donors: NDArray[np.int16],
+        at: NDArray[np.int64],
+        sums: NDArray[np.uint64],
+        *,
+        aside: bool = False,
     ) -> tuple[NDArray[np.uint8], NDArray[np.bool_], NDArray[np.bool_]]:
         """Copies blocks from donors.
 
@@ -292,7 +297,7 @@ class RemoteSpace:
             is_all = len(these) == len(at)
             copied = data if is_all else np.empty((len(these), self._block_bytes), np.uint8)
             try:
-                link.read(at[these], copied)
+                link.read(at[these], copied, aside=aside)
             except TierFailed:
                 continue
             is_good = sums_of(copied) == sums[these]
@@ -373,10 +378,10 @@ class RemoteSpace:
             again = None if rest_s else self._choose()
         if again is None:
             return rest_s or LOOK_EVERY_S
-        data, right, wrong = self._fetch(again.donors, again.at, again.sums)
+        data, right, wrong = self._fetch(again.donors, again.at, again.sums, aside=True)
         if right.any():
             try:
-                again.link.write(again.to[right], data[right])
+                again.link.write(again.to[right], data[right], aside=True)
             except TierFailed:
                 right[:] = False
         with self._lock:
