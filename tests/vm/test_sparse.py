@@ -7,7 +7,7 @@ from guests.tiering import Tierd, ballast, tierd, until
 from guests.topology import slow_node
 from guests.workloads import hotset
 
-HOT_MIB, BUFFER_MIB, FREE_MIB = 48, 128, 92
+HOT_MIB, BUFFER_MIB, FREE_MIB = 32, 96, 76
 """The hot pages lie in twice HOT_MIB; of FREE_MIB some 19 are headroom, and as much may be taken by
 the programs and the kernel."""
 FOUND, FIND_S = 0.9, 300
