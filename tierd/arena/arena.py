@@ -227,6 +227,7 @@ class Arena:
         steering = Steering(
             self._blocks,
             self.shared,
+            self._bandwidths,
             partial(give_back, self._blocks, self._fences),
             Path(daemon),
             self.name,
