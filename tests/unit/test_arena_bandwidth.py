@@ -2,6 +2,7 @@
 """Arenas whose bandwidth the daemon divides: what it sees and sends, and what programs get."""
 
 import itertools
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.unit.clock import Clock
+from tests.unit.conftest import CXL_ERRORS
 from tests.unit.drawer import Drawer
 from tests.unit.machine import FakeSampler, Machine, half_hot
 from tests.unit.test_arenas import BLOCK_BYTES, LIMITS, FakeLease, tenant
@@ -23,12 +25,14 @@ from tierd.arena import Arena
 from tierd.arena.bandwidth import BURST_S, MIB
 from tierd.arena.wire import LIMIT, unpack_limit
 from tierd.arenas import Arenas
+from tierd.cli.status import as_text
 from tierd.config import Config, Mode, TenantConfig
 from tierd.config.values import ArenaConfig
 from tierd.daemon import Daemon
 from tierd.decide.blocks import NOWHERE, copied
 from tierd.leases import Leases, leasing
 from tierd.model import TierKind
+from tierd.observe import metrics
 from tierd.tiers import Tier
 from tierd.tiers.memory import dram
 
@@ -194,6 +198,33 @@ def test_who_has_more_copied_than_is_seen_is_given_its_part(machine: Machine) ->
         machine.rounds(daemon, 1)
     assert machine.told[-1]["arenas"][0]["far_used_mbps"] == {"nvme": 4.0}
     assert limits(sweep) == [50]
+
+
+def test_bandwidth_is_told(machine: Machine) -> None:
+    leases = [a_lease("/db"), a_lease("/db"), a_lease("/etl")]
+    config = sharing(100, tenant("/db", far_mbps={TierKind.SWAP: 80.0}), tenant("/etl"))
+    daemon = a_daemon(machine, config, *leases)
+    machine.rounds(daemon, 1)
+    copies(leases[0], 20)
+    copies(leases[1], 10)
+    machine.rounds(daemon, 1)
+    told = {**machine.told[-1], "pid": 1, "cxl": CXL_ERRORS}
+    scraped = metrics.as_text(told, {})
+    for metric, tenants in (
+        ("far_bytes_per_second", {"/db": 30, "/etl": 0}),
+        ("far_limit_bytes_per_second", {"/db": 66, "/etl": 33}),
+    ):
+        for name, mbps in tenants.items():
+            found = re.search(
+                rf'tierd_arena_{metric}{{tenant="{name}",tier="nvme"}} (\S+)', scraped
+            )
+            assert found is not None
+            assert float(found[1]) == pytest.approx(mbps * MIB, abs=3 * MIB), (metric, name)
+    shown = as_text(told)
+    assert re.search(r"^evil .* nvme 20 of \d+ ", shown, re.MULTILINE)
+    assert re.search(r"^/db +swap +30 +6\d +80$", shown, re.MULTILINE)
+    assert re.search(r"^/etl +swap +0 +3\d +-$", shown, re.MULTILINE)
+    assert "others  swap" not in shown
 
 
 # Real arenas over a real socket
