@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the daemon tells of itself after a round; docs/status.md explains each field."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from tierd.arenas import OUTCOMES, Steered
+from tierd.arenas import OUTCOMES, Far, Steered
 from tierd.daemon import Daemon
 from tierd.decide.heat import ceiling, score
 from tierd.decide.placement import is_hot
@@ -76,8 +76,20 @@ def _arena(daemon: Daemon, arena: Steered) -> dict[str, Any]:
         "block_bytes": arena.block_bytes,
         "blocks": len(arena.places),
         "resident": arena.resident(),
+        **_bandwidth((arena.lease.copies.tiers[n].name, far) for n, far in arena.far.items()),
         **{what: arena.outcomes[what] for what in OUTCOMES},
     }
+
+
+def _bandwidth(parts: Iterable[tuple[str, Far]]) -> dict[str, dict[str, float]]:
+    """Tells by name what is copied to and from far tiers, and what may be where it is limited."""
+    used: dict[str, float] = {}
+    limits: dict[str, float] = {}
+    for name, far in parts:
+        used[name] = round(used.get(name, 0.0) + far.used_mbps, 1)
+        if far.limit_mbps is not None:
+            limits[name] = limits.get(name, 0) + far.limit_mbps
+    return {"far_used_mbps": used, "far_limit_mbps": limits}
 
 
 def _tenants(daemon: Daemon) -> list[dict[str, Any]]:
@@ -88,6 +100,10 @@ def _tenants(daemon: Daemon) -> list[dict[str, Any]]:
     has = daemon.resident_of_tenants()
     known = len(daemon.shares) == len(tenants)
     all_shares = daemon.shares if known else np.zeros((len(tenants), 0))
+    far: list[list[tuple[str, Far]]] = [[] for _ in tenants]
+    for arena in daemon.arenas.all():
+        own = far[daemon.tenants.index(arena.cgroup)]
+        own += ((str(arena.lease.copies.tiers[n].kind), each) for n, each in arena.far.items())
     return [
         {
             "name": tenant.name,
@@ -97,6 +113,8 @@ def _tenants(daemon: Daemon) -> list[dict[str, Any]]:
             "maximum": {daemon.names[r]: s for r, s in tenant.maximum_bytes.items()},
             "share": {daemon.names[Rank(r)]: int(size) for r, size in enumerate(shares)},
             "resident": {daemon.names[r]: int(has[index, r]) for r in sorted(daemon.names)},
+            **_bandwidth(far[index]),
+            "far_maximum_mbps": {str(kind): mbps for kind, mbps in tenant.far_mbps.items()},
         }
         for index, (tenant, shares) in enumerate(zip(tenants, all_shares, strict=True))
     ]

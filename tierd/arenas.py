@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.arena.shared import Copies, accesses
-from tierd.arena.wire import COMMAND, GIVE_BACK
-from tierd.decide.blocks import NOWHERE, Groups, commands, groups, retry_s, take_in
+from tierd.arena.wire import COMMAND, GIVE_BACK, MOST_MBPS, limit_command
+from tierd.decide.bandwidth import by_tenant, wanted
+from tierd.decide.blocks import NOWHERE, Groups, commands, copied, groups, retry_s, take_in
 from tierd.decide.heat import COLD_PER_PAGE_S
 from tierd.decide.placement import EVERYBODY, Elsewhere, nothing_elsewhere, plan
 from tierd.errors import Damaged
-from tierd.model import PAGE_BYTES, Pid, Policy, Rank, Target, Tier, TierKind, TierRoom
+from tierd.model import PAGE_BYTES, Pid, Policy, Rank, Target, Tenant, Tier, TierKind, TierRoom
 
 SPARE_SLOTS = 2
 """Of each tier but the fastest, an arena's movers keep so many."""
@@ -28,6 +29,11 @@ MOST_TRIES = 15
 
 GIVING_ROUNDS = 10
 """For so long after an arena had too much of a tier, what it frees there is left to others."""
+
+MIB = 1 << 20
+
+SAME_LIMIT = 0.05
+"""A limit that differs by less is not sent."""
 
 OUTCOMES = ("asked", "moved", "unmoved", "dropped")
 """Of blocks: told to go to another tier; come there; not come there in time; and not told to, since
@@ -52,6 +58,19 @@ class Lease(Protocol):
     def is_behind(self) -> bool: ...
     def send(self, commands: NDArray[np.void]) -> int: ...
     def end(self) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Far:
+    """What an arena copies to and from a tier without addresses, in MiB a second."""
+
+    used_mbps: float = 0.0
+    """Since the last round, as far as it was seen."""
+    is_more: bool = False
+    """Whether more may have been copied than that."""
+    wanted_mbps: float = 0.0
+    limit_mbps: int | None = None
+    """What the program was told to keep to."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,6 +100,8 @@ class Steered:
     """Of these, such as are used at all."""
     giving: dict[int, int] = field(default_factory=dict)
     """For how many rounds more each tier gives back what is free; of one that did once, 0."""
+    far: dict[int, Far] = field(default_factory=dict)
+    """Of those of its tiers that are far, by their numbers."""
     outcomes: Counter[str] = field(default_factory=Counter)
     """How many blocks came to each of OUTCOMES."""
     is_active: bool = False
@@ -103,6 +124,7 @@ class Steered:
         for average, constant_s in ((self.short, policy.short_s), (self.long, policy.long_s)):
             take_in(average, counted, seconds, constant_s, self.block_bytes)
         self._settle(places, now_s, policy)
+        self._see_copies(places, now_s)
         self.counts, self.places, self.at_s = counts, places, now_s
         after = np.where(self.sent_to == NOWHERE, places, self.sent_to)
         is_warm = (self.short + self.long) * np.float32(PAGE_BYTES / 2) >= COLD_PER_PAGE_S
@@ -124,6 +146,29 @@ class Steered:
         self.sent_to[changed | late] = NOWHERE
         self.held_until_s[changed & (self.places != NOWHERE)] = now_s + policy.dwell_s
         self.held_until_s[late] = now_s + retry_s(self.tries[late], policy)
+
+    def _see_copies(self, places: NDArray[np.uint8], now_s: float) -> None:
+        """Sees what was copied to and from far tiers, for whatever reason.
+
+        Where that is half as many blocks as were near, some may have come and gone twice.
+        """
+        near = int(np.count_nonzero(~np.isin(self.places, [*self.far, NOWHERE])))
+        blocks = copied(self.places, places, len(self.ranks))
+        seconds = now_s - self.at_s
+        for number, far in self.far.items():
+            is_seen = seconds > 0  # else it has just come
+            size_mib = int(blocks[number]) * self.block_bytes / MIB
+            far.used_mbps = size_mib / seconds if is_seen else 0.0
+            far.is_more = is_seen and 2 * int(blocks[number]) > near
+
+    def keep_to(self, number: int, mbps: float) -> None:
+        """Has the program copy no more than that to and from a tier; inf ends it."""
+        far = self.far[number]
+        limit = None if np.isinf(mbps) else min(max(int(mbps), 1), MOST_MBPS)
+        if _is_same(far.limit_mbps, limit):
+            return
+        if self.lease.send(limit_command(number, limit)):
+            far.limit_mbps = limit
 
     def free_slots(self) -> list[int]:
         """Returns how many blocks more each of its tiers can take."""
@@ -152,6 +197,10 @@ class Steered:
         """Returns how many blocks that are used are on one of its tiers, and could come there."""
         room = self.lease.copies.tiers[number].slots - int(self.due[number])
         return int(self.warm[number]), max(min(int(self.warm[number + 1 :].sum()), room), 0)
+
+    def far_of(self, kind: TierKind) -> list[int]:
+        """Returns the numbers of its far tiers of a kind."""
+        return [number for number in self.far if self.lease.copies.tiers[number].kind is kind]
 
     def resident(self) -> dict[str, int]:
         """Returns what it has on each of its tiers, in bytes, by their names."""
@@ -271,6 +320,38 @@ class Arenas:
         active = sum(arena.is_active for arena in self._known.values())
         return budget_bytes * active // (active + 1)
 
+    def limit(
+        self,
+        totals: Mapping[TierKind, float],
+        tenants: Sequence[Tenant],
+        tenant_of: Callable[[Steered], int],
+    ) -> None:
+        """Divides what arenas may copy to and from far tiers, and tells the programs.
+
+        Args:
+            totals: by the tiers' kind, MiB a second; no bound where there is none.
+            tenants: with their maxima and weights.
+            tenant_of: tells whose an arena is.
+        """
+        weight = np.array([each.weight for each in tenants])
+        for kind in (kind for kind in TierKind if kind.is_far):
+            parts = [(arena, number) for arena in self.all() for number in arena.far_of(kind)]
+            total = totals.get(kind, np.inf)
+            maximum = np.array([each.far_mbps.get(kind, np.inf) for each in tenants])
+            tenant = np.array([tenant_of(arena) for arena, _ in parts], np.intp)
+            wants = _wanted(
+                [arena.far[n] for arena, n in parts], np.minimum(maximum, total)[tenant]
+            )
+            shares = by_tenant(total, tenant=tenant, wanted=wants, maximum=maximum, weight=weight)
+            for (arena, number), share in zip(parts, shares.tolist(), strict=True):
+                arena.keep_to(number, share)
+
+    def unlimit(self) -> None:
+        """Ends all limits."""
+        for arena in self._known.values():
+            for number in arena.far:
+                arena.keep_to(number, np.inf)
+
     def place(
         self,
         tiers: Sequence[Tier],
@@ -341,6 +422,28 @@ def may_have(
     return most
 
 
+def _wanted(parts: Sequence[Far], most: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Takes in what arenas want of bandwidth now."""
+    limits = (far.limit_mbps for far in parts)
+    wants = wanted(
+        np.array([far.used_mbps for far in parts], np.float64),
+        np.array([np.inf if limit is None else limit for limit in limits], np.float64),
+        np.array([far.wanted_mbps for far in parts], np.float64),
+        most,
+        np.array([far.is_more for far in parts], np.bool_),
+    )
+    for far, want in zip(parts, wants.tolist(), strict=True):
+        far.wanted_mbps = want
+    return wants
+
+
+def _is_same(before: int | None, after: int | None) -> bool:
+    """Tells whether two limits differ by so little that a program need not know."""
+    if before is None or after is None:
+        return before is after
+    return abs(after - before) <= SAME_LIMIT * before
+
+
 def _begin(lease: Lease, now_s: float) -> Steered:
     blocks = lease.copies.blocks
     arena = Steered(
@@ -356,6 +459,7 @@ def _begin(lease: Lease, now_s: float) -> Steered:
         held_until_s=np.full(blocks, -np.inf),
         at_s=now_s,
         since_s=now_s,
+        far={number: Far() for number, tier in enumerate(lease.copies.tiers) if tier.kind.is_far},
     )
     lease.copy(arena.counts, arena.places)  # what was counted before is of a time unknown
     return arena

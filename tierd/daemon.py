@@ -191,6 +191,7 @@ class Daemon:
         self.owed = np.zeros((0, 0))
         planned_bytes = self._place(fresh, rooms, begin_s) if self.plans else 0
         self._steer(rooms, begin_s, planned_bytes)
+        self._limit_arenas()
         self.rounds += 1
         self.round_s = self.machine.monotonic() - begin_s
         self.rounds_s += self.round_s
@@ -233,6 +234,16 @@ class Daemon:
             promotable=self._promotable(),
             most=most,
             moves=self.config.policy.mode.moves and not self.paused and not self.yields,
+        )
+
+    def _limit_arenas(self) -> None:
+        """Divides the bandwidth of far tiers; a pause does not end that, since nothing is moved."""
+        if not self.config.policy.mode.moves:
+            self.arenas.unlimit()
+            return
+        tenants = self.tenants
+        self.arenas.limit(
+            self.config.arena.far_mbps, tenants.all, lambda arena: tenants.index(arena.cgroup)
         )
 
     def resident_of_tenants(self) -> NDArray[np.float64]:

@@ -30,6 +30,11 @@ class TierKind(StrEnum):
     RDMA = "rdma"
     SWAP = "swap"
 
+    @property
+    def is_far(self) -> bool:
+        """Whether what is there has no addresses, and is copied to memory to be used."""
+        return self in (TierKind.RDMA, TierKind.SWAP)
+
 
 class Online(StrEnum):
     """What becomes of the memory of a new region."""
@@ -405,7 +410,8 @@ class Tenant:
     """Processes whose memory competes as one with that of others.
 
     `guaranteed_bytes` and `maximum_bytes` are of tiers; of those that are not in them nothing is
-    guaranteed, and all may be had.
+    guaranteed, and all may be had. `far_mbps` is what its arenas together may copy at most to and
+    from tiers of a kind, in MiB a second.
     """
 
     name: str
@@ -413,6 +419,7 @@ class Tenant:
     weight: float = 100.0
     guaranteed_bytes: Mapping[Rank, int] = field(default_factory=dict)
     maximum_bytes: Mapping[Rank, int] = field(default_factory=dict)
+    far_mbps: Mapping[TierKind, float] = field(default_factory=dict)
 
 
 class Kept(StrEnum):

@@ -106,6 +106,18 @@ def test_tenants_are_read() -> None:
     assert (batch.weight, batch.guaranteed_mib, batch.maximum_mib) == (100.0, {}, {})
 
 
+def test_bandwidth_is_by_kind_of_tier() -> None:
+    content = (
+        '[arena]\nfar_mbps = { rdma = 1000 }\n[[tenant]]\ncgroup = "/a"\n'
+        "far_mbps = { swap = 5.5, rdma = 1000 }\n"
+    )
+    read = config.parse(content, "f")
+    assert read.arena.far_mbps == {TierKind.RDMA: 1000.0}
+    assert read.tenants[0].far_mbps == {TierKind.SWAP: 5.5, TierKind.RDMA: 1000.0}
+    assert config.parse(as_toml(read, {}), "f").arena == read.arena
+    assert Config().arena.far_mbps == {}
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -138,6 +150,42 @@ def test_tenants_are_read() -> None:
 )
 def test_a_wrong_tenant_is_told(content: str, problem: str) -> None:
     assert problem in only_problem(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (
+            "[arena]\nfar_mbps = 1000\n",
+            "f:2: arena.far_mbps: must be a table of MiB a second by kind of tier, such as "
+            "{ rdma = 1000 }; it is 1000",
+        ),
+        (
+            "[arena]\nfar_mbps = { cxl = 1000 }\n",
+            'f:2: arena.far_mbps: must be by kind of tier, one of "rdma", "swap"; it is '
+            "{'cxl': 1000}",
+        ),
+        (
+            "[arena]\nfar_mbps = { swap = 10, rdma = -1 }\n",
+            "f:2: arena.far_mbps: must be MiB a second, from 1 to 1e+06; it is ",
+        ),
+        (
+            "[arena.far_mbps]\nrdma = 'all'\n",
+            "f:1: arena.far_mbps: must be MiB a second, a number from 1 to 1e+06; it is ",
+        ),
+        (
+            '[[tenant]]\ncgroup = "/a"\nfar_mbps = { rdma = nan }\n',
+            "f:3: tenant[1].far_mbps: must be MiB a second, from 1 to 1e+06; it is ",
+        ),
+        (
+            '[[tenant]]\ncgroup = "/a"\nfar_mbps = { swap = 7, rdma = 12 }\n'
+            "[arena]\nfar_mbps = { rdma = 10 }\n",
+            "f:3: tenant[1].far_mbps: rdma must not be above arena.far_mbps, which is 10",
+        ),
+    ],
+)
+def test_a_bandwidth_that_cannot_be_is_told(content: str, problem: str) -> None:
+    assert only_problem(content).startswith(problem)
 
 
 def test_pins_of_mappings_are_read() -> None:

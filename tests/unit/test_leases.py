@@ -15,23 +15,30 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.unit.drawer import Drawer
 from tierd.api.server import unix_listener
 from tierd.arena import Arena
 from tierd.arena.shared import HEADER, Shared, SharedTier
+from tierd.arena.steered import in_order
 from tierd.arena.wire import (
     COMMAND,
     GIVE_BACK,
     HELLO,
     HELLO_BYTES,
+    LIMIT,
     MAGIC,
+    MOST_MBPS,
     VERSION,
     WELCOME,
+    commands_in,
+    limit_command,
     pack_hello,
 )
 from tierd.errors import TierdError
 from tierd.kernel.arena import NOWHERE
 from tierd.leases import Lease, Leases, Limits, leasing
 from tierd.model import TierKind
+from tierd.tiers import Tier
 from tierd.tiers.memory import cxl, dram
 
 BLOCK_BYTES, FAST, SLOW = 4096, 8, 32
@@ -140,6 +147,44 @@ def test_what_is_free_is_left_to_others(leases: Leases, path: Path) -> None:
         assert arena.give_back("dram") == BLOCK_BYTES, "but for the block that went since"
         until(lambda: told_of(arena) == (5, 1))
         assert (arena.read(ids) == 1).all()
+
+
+def test_limits_are_the_lower_of_two_and_go_with_the_daemon(path: Path) -> None:
+    tiers: list[Tier] = [dram(FAST * BLOCK_BYTES), Drawer(SLOW, BLOCK_BYTES)]
+    with Arena(BLOCK_BYTES, tiers, daemon=path) as arena:
+        with (
+            unix_listener(path, 0o600, kind=socket.SOCK_SEQPACKET) as listener,
+            leasing(listener, lambda: LIMITS) as leases,
+        ):
+            lease = the_lease(leases)
+            for mbps in (40, MOST_MBPS):
+                assert lease.send(limit_command(1, mbps)) == 1
+                until(lambda mbps=mbps: arena.limits == {"drawer": mbps})  # type: ignore[misc]
+            arena.limit("drawer", 50.5)
+            assert arena.limits == {"drawer": 50.5}
+            lease.send(limit_command(1, 40))
+            until(lambda: arena.limits == {"drawer": 40})
+            lease.send(limit_command(1, None))
+            until(lambda: arena.limits == {"drawer": 50.5})
+            lease.send(limit_command(7, 3))
+            lease.send(limit_command(1, 7))
+            until(lambda: told_of(arena) == (5, 1))
+            assert arena.limits == {"drawer": 7}
+        until(lambda: arena.limits == {"drawer": 50.5})
+
+
+def test_commands_of_all_kinds_keep_their_order() -> None:
+    limit = limit_command(1, 5)[0]
+    told = commands((3, 1), (4, 1), limit, limit, (GIVE_BACK, 1), (GIVE_BACK, 0), (5, 0), (6, 1))
+    runs = [(ids.tolist(), tier) for ids, tier in in_order(commands_in(told.tobytes(), 9, 2))]
+    assert runs == [
+        ([3, 4], 1),
+        ([LIMIT, LIMIT], limit["tier"]),
+        *(([GIVE_BACK], 1), ([GIVE_BACK], 0), ([5], 0), ([6], 1)),
+    ]
+    assert in_order(commands()) == []
+    wrong = commands((9, 0), (0, 2), (GIVE_BACK, 2), (LIMIT, 2), (LIMIT, 5 << 8 | 255))
+    assert len(commands_in(wrong.tobytes(), 9, 2)) == 0
 
 
 def open_fds() -> int:

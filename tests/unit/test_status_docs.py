@@ -162,6 +162,7 @@ def of_the_service() -> dict[str, Any]:
 
 _BY_NAME = (
     *(".resident", ".hot", ".rate", ".left", ".share", ".guaranteed", ".maximum"),
+    *("far_used_mbps", "far_limit_mbps", "far_maximum_mbps"),
     *("refused", "kept", "config", "set"),
 )
 

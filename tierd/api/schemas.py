@@ -112,6 +112,8 @@ STATUS = answer(
             block_bytes=COUNT,
             blocks=COUNT,
             resident=_BY_TIER,
+            far_used_mbps=mapping(NUMBER),
+            far_limit_mbps=_BY_TIER,
             asked=COUNT,
             moved=COUNT,
             unmoved=COUNT,
@@ -127,6 +129,9 @@ STATUS = answer(
             maximum=_BY_TIER,
             share=_BY_TIER,
             resident=_BY_TIER,
+            far_used_mbps=mapping(NUMBER),
+            far_limit_mbps=_BY_TIER,
+            far_maximum_mbps=mapping(NUMBER),
         )
     ),
     moved=array(answer(**{"from": STRING, "to": STRING, "pages": COUNT})),

@@ -19,6 +19,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tierd.arena.bandwidth import Bandwidth, Setter
 from tierd.arena.held import Held, Place
 from tierd.arena.movers import give_back, move
 from tierd.arena.shared import MOST_BLOCKS, Shared, SharedTier
@@ -92,6 +93,7 @@ class Arena:
         self.block_bytes = block_bytes
         self._closed = False
         self._fences = _reserve(block_bytes, tiers, deadline_s)
+        self._bandwidths = [Bandwidth() for _ in self._fences]
         try:
             self._set_up(blocks, movers, checksums)
         except BaseException:
@@ -100,7 +102,7 @@ class Arena:
         self._threads = [
             threading.Thread(
                 target=move,
-                args=(self._blocks, self._fences, number, block_bytes),
+                args=(self._blocks, self._fences, self._bandwidths, number, block_bytes),
                 daemon=True,
                 name=f"mover {number}",
             )
@@ -110,7 +112,10 @@ class Arena:
             thread.start()
         # Also when the program ends: threads that copy must not outlive what they copy.
         self._steering: Steering | None = None
-        self._stops: list[Callable[[], None]] = [self._blocks.stop]
+        self._stops: list[Callable[[], None]] = [
+            self._blocks.stop,
+            *(bandwidth.stop for bandwidth in self._bandwidths),
+        ]
         self._end = weakref.finalize(
             self, _end, os.getpid(), self._stops, self._threads, self._fences
         )
@@ -173,6 +178,38 @@ class Arena:
         """The tiers that have failed, and how. They get no more blocks."""
         return {fence.name: fence.failure for fence in self._fences if fence.failure is not None}
 
+    @property
+    def limits(self) -> dict[str, float]:
+        """The MiB a second that movers keep to, of each tier where they do."""
+        found = {
+            fence.name: bandwidth.mbps
+            for fence, bandwidth in zip(self._fences, self._bandwidths, strict=True)
+        }
+        return {name: mbps for name, mbps in found.items() if mbps is not None}
+
+    def limit(self, tier: str, mbps: float | None) -> None:
+        """Has movers copy no more to and from a tier, from now on; None ends that.
+
+        All that is copied counts, also what is waited for. A daemon may set a limit of its own, and
+        the lower one holds.
+
+        Args:
+            tier: one without addresses; others are used in place.
+            mbps: MiB a second, above 0.
+
+        Raises:
+            TierdError: the tier has addresses, or the limit cannot be.
+        """
+        rank = self._rank(tier)
+        fence = self._fences[rank]
+        if fence.memory is not None or fence.device is not None:
+            raise TierdError(f"blocks on {tier} have addresses: what uses them has no limit")
+        if mbps is not None and not 0 < mbps < float("inf"):
+            raise TierdError(
+                f"limit {mbps} of {tier}: MiB a second, above 0", hint="None ends a limit"
+            )
+        self._bandwidths[rank].limit(Setter.PROGRAM, mbps)
+
     def connect(self, daemon: str | os.PathLike[str]) -> None:
         """Lets a tierd see its counts and places, and tell where blocks are best, from now on.
 
@@ -190,6 +227,7 @@ class Arena:
         steering = Steering(
             self._blocks,
             self.shared,
+            self._bandwidths,
             partial(give_back, self._blocks, self._fences),
             Path(daemon),
             self.name,

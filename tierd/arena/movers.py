@@ -4,8 +4,9 @@
 import errno
 from collections.abc import Sequence
 
+from tierd.arena.bandwidth import Bandwidth
 from tierd.errors import Busy, Lost, TierFailed
-from tierd.kernel.arena import BATCH, Blocks, Bytes
+from tierd.kernel.arena import BATCH, Batch, Blocks, Bytes
 from tierd.kernel.placed import place
 from tierd.tiers.fence import Fence
 
@@ -32,21 +33,27 @@ def give_back(blocks: Blocks, fences: Sequence[Fence], rank: int) -> int:
     return given
 
 
-def move(blocks: Blocks, fences: Sequence[Fence], mover: int, block_bytes: int) -> None:
+def move(
+    blocks: Blocks,
+    fences: Sequence[Fence],
+    bandwidths: Sequence[Bandwidth],
+    mover: int,
+    block_bytes: int,
+) -> None:
     """Is a mover, until the arena ends."""
     capacity = min(BATCH, max(1, _BOUNCE_BYTES // block_bytes))
     bounce = _new_bounce(capacity, block_bytes, fences)
-    while (batch := blocks.next_batch(mover, bounce)) is not None:
+    while True:
+        at_once = _at_once(bandwidths, capacity, block_bytes)
+        batch = blocks.next_batch(mover, bounce[:at_once])
+        if batch is None:
+            return
         fence, data = fences[batch.tier], bounce[: len(batch.slots)]
-        why_not = 0
-        try:
-            (fence.store if batch.is_store else fence.load)(batch.slots, data)
-        except Busy:
+        # Before the copy: a plugin's deadline is for the plugin alone.
+        if bandwidths[batch.tier].wait(data.nbytes):
+            why_not = _copy(blocks, fence, batch, data)
+        else:
             why_not = errno.EBUSY
-        except Lost as error:
-            blocks.mark_lost(batch, error.slots)
-        except TierFailed:
-            why_not = errno.EIO
         if not why_not and blocks.check(batch, bounce):
             fence.fail("it gives back other bytes than were stored")
         if fence.failure is not None:
@@ -54,6 +61,29 @@ def move(blocks: Blocks, fences: Sequence[Fence], mover: int, block_bytes: int) 
         blocks.settle(batch, bounce, why_not=why_not)
         if fence.has(data):
             bounce = _new_bounce(capacity, block_bytes, fences)
+
+
+def _at_once(bandwidths: Sequence[Bandwidth], capacity: int, block_bytes: int) -> int:
+    """Returns how many blocks a batch has at most.
+
+    No more than a burst of the tightest limit: what a program waits for is next, and is not to wait
+    for long. Which tier the next batch is for is not known before.
+    """
+    burst_bytes = min(bandwidth.burst_bytes for bandwidth in bandwidths)
+    return max(1, int(min(burst_bytes, capacity * block_bytes)) // block_bytes)
+
+
+def _copy(blocks: Blocks, fence: Fence, batch: Batch, data: Bytes) -> int:
+    """Has a tier store or load a batch; returns 0, or the errno of why none of it was."""
+    try:
+        (fence.store if batch.is_store else fence.load)(batch.slots, data)
+    except Busy:
+        return errno.EBUSY
+    except Lost as error:
+        blocks.mark_lost(batch, error.slots)
+    except TierFailed:
+        return errno.EIO
+    return 0
 
 
 def _new_bounce(capacity: int, block_bytes: int, fences: Sequence[Fence]) -> Bytes:

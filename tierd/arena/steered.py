@@ -10,7 +10,7 @@ import random
 import select
 import socket
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.arena.bandwidth import Bandwidth, Setter
 from tierd.arena.shared import Shared
-from tierd.arena.wire import ANSWER_BYTES, GIVE_BACK, WELCOME, commands_in, pack_hello
+from tierd.arena.wire import (
+    ANSWER_BYTES,
+    GIVE_BACK,
+    LIMIT,
+    WELCOME,
+    commands_in,
+    pack_hello,
+    unpack_limit,
+)
 from tierd.errors import TierFailed
-from tierd.kernel.arena import MAX_TIERS, Blocks
+from tierd.kernel.arena import Blocks
 
 FIRST_WAIT_S, MOST_WAIT_S = 0.1, 30.0
 """Between two tries to reach the daemon; each wait is twice the last, less up to a half."""
@@ -51,6 +60,7 @@ class Steering:
     Args:
         blocks: of the arena.
         shared: what the daemon reads.
+        bandwidths: of the tiers; the daemon may limit them while it is there.
         give_back: leaves what is free on a tier to others.
         path: of the daemon's socket.
         name: what the daemon's operator sees.
@@ -60,11 +70,13 @@ class Steering:
         self,
         blocks: Blocks,
         shared: Shared,
+        bandwidths: Sequence[Bandwidth],
         give_back: Callable[[int], object],
         path: Path,
         name: str,
     ) -> None:
         self._blocks, self._shared, self._give_back = blocks, shared, give_back
+        self._bandwidths = bandwidths
         self._path, self._hello = path, pack_hello(name)
         self._stopped = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Not when the program ends: the arena's end, which comes after, stops the thread by it.
@@ -130,6 +142,8 @@ class Steering:
                     self._follow(message)
             finally:
                 self._why_not = "the daemon has gone"
+                for bandwidth in self._bandwidths:
+                    bandwidth.limit(Setter.DAEMON, None)
             return True
 
     def _wait(self, channel: socket.socket | None, timeout_s: float | None) -> bool:
@@ -153,6 +167,9 @@ class Steering:
             if ids[0] == GIVE_BACK:
                 with suppress(TierFailed):  # it is fenced, and what is there stays
                     self._give_back(tier)
+            elif ids[0] == LIMIT:
+                number, mbps = unpack_limit(tier)
+                self._bandwidths[number].limit(Setter.DAEMON, mbps)
             else:
                 self._blocks.want(ids, tier)
         self._commands += len(told)
@@ -160,12 +177,12 @@ class Steering:
 
 
 def in_order(commands: NDArray[np.void]) -> list[tuple[NDArray[np.int64], int]]:
-    """Returns the commands as runs that have the same tier, of blocks or of GIVE_BACK alone."""
+    """Returns the commands as runs that have the same tier, of blocks or of one other kind."""
     if not len(commands):
         return []
-    kind = commands["tier"] + MAX_TIERS * (commands["block"] == GIVE_BACK)
-    cuts = np.flatnonzero(np.diff(kind)) + 1
-    runs = np.split(commands, cuts)
+    kind = np.maximum(commands["block"].astype(np.int64), LIMIT - 1)
+    is_cut = (np.diff(kind) != 0) | (np.diff(commands["tier"].astype(np.int64)) != 0)
+    runs = np.split(commands, np.flatnonzero(is_cut) + 1)
     return [(run["block"].astype(np.int64), int(run["tier"][0])) for run in runs]
 
 

@@ -31,6 +31,17 @@ COMMAND = np.dtype([("block", "<u4"), ("tier", "<u4")])
 GIVE_BACK: Final = 0xFFFFFFFF
 """In place of a block: what is free on this tier is to leave its memory to others."""
 
+LIMIT: Final = 0xFFFFFFFE
+"""In place of a block: the program's movers are to copy no more to and from a tier.
+
+`tier` has its number in the low byte, and MiB a second in the other three, 0 for no limit. A
+program that is older counts it as wrong, and has none.
+"""
+
+MOST_MBPS: Final = (1 << 24) - 1
+_NUMBER_BITS: Final = 8
+_NUMBER: Final = (1 << _NUMBER_BITS) - 1
+
 MOST_COMMANDS: Final = 1024
 ANSWER_BYTES: Final = MOST_COMMANDS * COMMAND.itemsize
 
@@ -60,10 +71,22 @@ def unpack_hello(message: bytes) -> str:
     return "".join(c if c.isprintable() else "?" for c in name)
 
 
+def limit_command(tier: int, mbps: int | None) -> NDArray[np.void]:
+    """Returns the command that sets a tier's limit, or ends it."""
+    return np.array([(LIMIT, tier | (mbps or 0) << _NUMBER_BITS)], COMMAND)
+
+
+def unpack_limit(tier: int) -> tuple[int, int | None]:
+    """Returns the number of the tier and the MiB a second that a LIMIT's `tier` has."""
+    return tier & _NUMBER, tier >> _NUMBER_BITS or None
+
+
 def commands_in(message: bytes, blocks: int, tiers: int) -> NDArray[np.void]:
-    """Returns the commands in a message that can be followed, GIVE_BACK too, in their order."""
+    """Returns the commands in a message that can be followed, in their order."""
     whole = len(message) // COMMAND.itemsize
     found = np.frombuffer(message, COMMAND, whole)
-    is_known = (found["block"] < blocks) | (found["block"] == GIVE_BACK)
-    known: NDArray[np.void] = found[is_known & (found["tier"] < tiers)]
+    is_limit = found["block"] == LIMIT
+    is_known = (found["block"] < blocks) | (found["block"] == GIVE_BACK) | is_limit
+    number = np.where(is_limit, found["tier"] & _NUMBER, found["tier"])
+    known: NDArray[np.void] = found[is_known & (number < tiers)]
     return known

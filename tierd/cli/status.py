@@ -8,8 +8,9 @@ from tierd.cli.text import amount, ids, table
 from tierd.model import PAGE_BYTES
 
 _TIERS = ("TIER", "KIND", "NODES", "CAPACITY", "ROOM", "HEADROOM", "BACKED BY")
-_ARENAS = ("ARENA", "PID", "COMMAND", "HAS", "ASKED", "MOVED", "UNMOVED", "DROPPED")
+_ARENAS = ("ARENA", "PID", "COMMAND", "HAS", "FAR MIB/S", "ASKED", "MOVED", "UNMOVED", "DROPPED")
 _TENANTS = ("TENANT", "CLASS", "WEIGHT", "TIER", "HAS", "SHARE", "GUARANTEED", "MAXIMUM")
+_BANDWIDTH = ("TENANT", "FAR TIERS", "MIB/S", "LIMIT", "MAXIMUM")
 _FLOWS = ("MOVED", "PAGES", "BYTES")
 _SCHEMES = ("DAMON'S SCHEME", "PAGES MOVED", "BYTES MOVED", "LOOKED THROUGH")
 _CXL_ERRORS = ("CXL DEVICE", "REGION", "ERRORS", "SEVERITY", "COUNT")
@@ -23,6 +24,8 @@ def as_text(status: Mapping[str, Any]) -> str:
         tables.append(arenas(status["arenas"]))
     if status["tenants"]:
         tables.append(tenants(status))
+    if bandwidth := list(_bandwidth(status)):
+        tables.append(table(_BANDWIDTH, bandwidth))
     if status["schemes"]:
         tables.append(_schemes(status))
     if status["moved"] or not status["schemes"]:
@@ -78,18 +81,38 @@ def _targets(status: Mapping[str, Any]) -> str:
 
 
 def arenas(found: Sequence[Mapping[str, Any]]) -> str:
-    """Gives a row for each arena and its tiers: what it has there, and what became of commands."""
+    """Gives a row for each arena: what it has on its tiers, copies, and did of what it was told."""
     rows = [
         (
             arena["name"],
             str(arena["pid"]),
             arena["command"],
             ", ".join(f"{tier} {amount(size)}" for tier, size in arena["resident"].items()),
+            _copies(arena),
             *(str(arena[what]) for what in ("asked", "moved", "unmoved", "dropped")),
         )
         for arena in found
     ]
     return table(_ARENAS, rows)
+
+
+def _copies(arena: Mapping[str, Any]) -> str:
+    """Tells how fast far tiers are used, and how fast they may be where that is limited."""
+    limits = arena["far_limit_mbps"]
+    told = (
+        f"{tier} {used:g}" + (f" of {limits[tier]}" if tier in limits else "")
+        for tier, used in arena["far_used_mbps"].items()
+    )
+    return ", ".join(told) or "-"
+
+
+def _bandwidth(status: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Gives a row for each tenant and kind of far tier that it uses, or may use so much of."""
+    for tenant in status["tenants"]:
+        columns = [tenant[f"far_{what}_mbps"] for what in ("used", "limit", "maximum")]
+        for kind in sorted({**columns[0], **columns[2]}):
+            rates = (f"{column[kind]:g}" if kind in column else "-" for column in columns)
+            yield tenant["name"], kind, *rates
 
 
 def tenants(status: Mapping[str, Any]) -> str:

@@ -116,6 +116,7 @@ def check(documents: Sequence[Document]) -> Loaded:
     config = found.config()
     _check_order(config, documents, found)
     _check_tiers(found)
+    _check_rates(config, found)
     if config.migrate.engine is Engine.DAMOS:
         _check_damos(config, found)
     elif config.conflicts.numa_balancing is Rival.COOPERATE:
@@ -137,6 +138,8 @@ class _Found:
     tenants: list[TenantConfig] = field(default_factory=list)
     promises: list[Place] = field(default_factory=list)
     """Where tenants are given guarantees, maxima and classes."""
+    rates: list[tuple[Place, TenantConfig]] = field(default_factory=list)
+    """Tenants that may copy so much at most, and where that is said."""
     pins: list[Place] = field(default_factory=list)
     tier_count: int = 0
     problems: list[Problem] = field(default_factory=list)
@@ -260,6 +263,9 @@ class _Reader:
             for name in ("guaranteed_mib", "maximum_mib", "class"):
                 if values.get(name):
                     self._found.promises.append(self._document.place((*key, name)))
+            if tenant.far_mbps:
+                place = self._document.place((*key, "far_mbps"))
+                self._found.rates.append((place, tenant))
             self._found.tenants.append(tenant)
 
 
@@ -312,6 +318,16 @@ def _check_tiers(found: _Found) -> None:
                 message = f"node {node} is already in tier {held[node]}"
                 found.problems.append(document.place((*key, "nodes")).problem(message))
             held[node] = tier.name
+
+
+def _check_rates(config: Config, found: _Found) -> None:
+    """Checks that no tenant may copy more than all of them together."""
+    for place, tenant in found.rates:
+        for kind, most in tenant.far_mbps.items():
+            total = config.arena.far_mbps.get(kind, most)
+            if most > total:
+                message = f"{kind} must not be above arena.far_mbps, which is {total:g}"
+                found.problems.append(place.problem(message))
 
 
 def _check_promises(found: _Found, who: str, otherwise: str) -> None:

@@ -145,6 +145,22 @@ def _sizes(value: Any) -> dict[str, float]:
         raise ValueError(f"sizes by tier, each named and {error}") from None
 
 
+def _rates(value: Any) -> dict[TierKind, float]:
+    if not isinstance(value, dict):
+        raise ValueError("a table of MiB a second by kind of tier, such as { rdma = 1000 }")
+    rates = {}
+    for name, rate in value.items():
+        try:
+            kind = TierKind(_FAR_KIND(name))
+        except ValueError as error:
+            raise ValueError(f"by kind of tier, {error}") from None
+        try:
+            rates[kind] = _MBPS(rate)
+        except ValueError as error:
+            raise ValueError(f"MiB a second, {error}") from None
+    return rates
+
+
 def _pins(value: Any) -> dict[str, Pin]:
     if not isinstance(value, dict) or not 0 < len(value) <= _MOST_PINS:
         raise ValueError(
@@ -185,6 +201,16 @@ _SIZES = Rule(
         "additionalProperties": dict(_MIB.schema),
     },
 )
+_FAR_KIND = _choice(*(kind for kind in TierKind if kind.is_far))
+_MBPS = _number(1, 1_000_000)
+_RATES = Rule(
+    _rates,
+    {
+        "type": "object",
+        "propertyNames": dict(_FAR_KIND.schema),
+        "additionalProperties": dict(_MBPS.schema),
+    },
+)
 _FLAG = Rule(_flag, {"type": "boolean"})
 _PATH = Rule(_absolute_path, {"type": "string", "pattern": "^/"})
 
@@ -200,6 +226,7 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
         "enabled": _FLAG,
         "max_arenas": _whole(1, 10_000),
         "max_blocks": _whole(1, 1 << 30),
+        "far_mbps": _RATES,
     },
     "discover": {
         "min_mib": _number(0, 1_000_000),
@@ -244,7 +271,7 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
     },
     "migrate": {
         "engine": _choice(*Engine),
-        "budget_mbps": _number(1, 1_000_000),
+        "budget_mbps": _MBPS,
         "batch_pages": _whole(1, 65_536),
         "round_percent": _number(1, 100),
         "move_locked": _FLAG,
@@ -285,6 +312,7 @@ ARRAYS: Mapping[str, Mapping[str, Rule]] = {
         "weight": _number(1, 10_000),
         "guaranteed_mib": _SIZES,
         "maximum_mib": _SIZES,
+        "far_mbps": _RATES,
     },
 }
 """The rules of the keys of each table that there may be several of."""

@@ -48,11 +48,15 @@ class ApiConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArenaConfig:
-    """Whether programs may connect arenas, and how many each user's may be, in all."""
+    """Whether programs may connect arenas, and how many each user's may be, in all.
+
+    `far_mbps` is what all of them together may copy to and from tiers of a kind in a second.
+    """
 
     enabled: bool = False
     max_arenas: int = 64
     max_blocks: int = 4_000_000
+    far_mbps: Mapping[TierKind, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +237,8 @@ class TargetConfig:
 class TenantConfig:
     """One [[tenant]]: what the processes of a cgroup and of those below it have together.
 
-    The sizes are by the tier's name. Processes of no [[tenant]] are one together.
+    The sizes are by the tier's name, `far_mbps` is by the kind. Processes of no [[tenant]] are one
+    together.
     """
 
     cgroup: str
@@ -241,6 +246,7 @@ class TenantConfig:
     weight: float = 100.0
     guaranteed_mib: Mapping[str, float] = field(default_factory=dict)
     maximum_mib: Mapping[str, float] = field(default_factory=dict)
+    far_mbps: Mapping[TierKind, float] = field(default_factory=dict)
     place: "Place"
 
 

@@ -118,6 +118,16 @@ def commands(
     return np.concatenate(ids), np.concatenate(tiers)
 
 
+def copied(before: NDArray[np.uint8], after: NDArray[np.uint8], tiers: int) -> NDArray[np.int64]:
+    """Returns how many blocks have left each tier or come to it, going by where they were and are.
+
+    A block that was given up meanwhile was not copied. What came and went again is not seen.
+    """
+    moved = (before != after) & (after != NOWHERE)
+    both = np.concatenate([before[moved], after[moved]])
+    return np.bincount(both, minlength=NOWHERE + 1)[:tiers].astype(np.int64)
+
+
 def retry_s(tries: NDArray[np.uint8], policy: Policy) -> NDArray[np.float64]:
     """Returns how long blocks rest that did not come to where they were sent so many times."""
     wait_s = policy.retry_s * 2.0 ** (tries.astype(np.float64) - 1)

@@ -72,6 +72,7 @@ def _tenant(configured: TenantConfig, ranks: dict[str, Rank]) -> Tenant:
         weight=configured.weight,
         guaranteed_bytes=guaranteed,
         maximum_bytes=maximum,
+        far_mbps=configured.far_mbps,
     )
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+MIB = 1 << 20
+
 BOUNDS: Sequence[float] = tuple(2.0**n for n in range(-6, 9))
 """Of the heat histogram, in accesses per page and second: from once a minute on."""
 
@@ -152,16 +154,21 @@ def _arenas(arenas: Sequence[Mapping[str, Any]], blocks: Mapping[str, int]) -> I
     yield outcomes
 
     yield GaugeMetricFamily("tierd_arenas", "Arenas that are connected.", len(arenas))
-    told = "What a tenant's arenas have on a tier, by the arenas' own names."
-    family = GaugeMetricFamily("tierd_arena_resident_bytes", told, labels=["tenant", "tier"])
-    total: dict[tuple[str, str], int] = {}
-    for arena in arenas:
-        for tier, size in arena["resident"].items():
-            place = (arena["tenant"], tier)
-            total[place] = total.get(place, 0) + size
-    for (tenant, tier), size in total.items():
-        family.add_metric([tenant, tier], size)
-    yield family
+    for key, name, factor, told in (
+        ("resident", "resident_bytes", 1, "have on a tier"),
+        ("far_used_mbps", "far_bytes_per_second", MIB, "copy to and from a far tier"),
+        ("far_limit_mbps", "far_limit_bytes_per_second", MIB, "may copy, where that is limited"),
+    ):
+        told = f"What a tenant's arenas {told}, by the arenas' own names."
+        family = GaugeMetricFamily(f"tierd_arena_{name}", told, labels=["tenant", "tier"])
+        total: dict[tuple[str, str], float] = {}
+        for arena in arenas:
+            for tier, size in arena[key].items():
+                place = (arena["tenant"], tier)
+                total[place] = total.get(place, 0) + size * factor
+        for (tenant, tier), size in total.items():
+            family.add_metric([tenant, tier], size)
+        yield family
 
 
 def _shares(tenants: Sequence[Mapping[str, Any]]) -> Iterator["Metric"]:
