@@ -90,7 +90,7 @@ def test_threads_of_agents_rest_while_there_is_nothing_to_do() -> None:
     load_nixl()
     config = load_nixl().nixlBind.nixlAgentConfig()
     config.pthrDelay = 0
-    assert config.pthrDelay == 10_000
+    assert config.pthrDelay == 50_000
     config.lthrDelay = 7
     assert config.lthrDelay == 7
 

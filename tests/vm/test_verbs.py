@@ -19,7 +19,6 @@ loses an answer now and then where all is emulated, and asks for it again after 
 """
 
 
-@pytest.mark.thorough
 @pytest.mark.guest(slow_node())
 def test_verbs(guest: Guest) -> None:
     with soft_roce(guest):

@@ -32,7 +32,7 @@ _SHORT_S, _LONG_S = 5e-6, 1e-3
 _BY_TCP = {"UCX_TCP_TX_SEG_SIZE": "64K", "UCX_TCP_RX_SEG_SIZE": "64K"}
 """For UCX, unless the environment says otherwise: by its own 8K reads take twice as long."""
 
-_POLL_US = 10_000
+_POLL_US = 50_000
 """Between two looks of an agent's thread, which copies wake too; UCX can miss to do so
 (nixlUcxSharedThread in NIXL's ucx_backend.cpp).
 """

@@ -8,6 +8,7 @@ believed.
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +26,9 @@ log = logging.getLogger("tierd")
 
 PIECE_BYTES = 256 << 10
 """Are copied again at once, at most, unless a block is larger: who reads waits for no more."""
+
+_NICE = 5
+"""What is copied again gives way to the program where CPUs are short."""
 
 _NONE = -1
 _SCAN_PART = 0.02
@@ -67,6 +71,39 @@ class _Again:
     number: int
     link: Donor
     to: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fetched:
+    """Blocks that were copied from donors: `data` in this order, the rest as they were asked for.
+
+    `wrong` came, and are not what was stored; what is neither right nor wrong did not come.
+    """
+
+    order: NDArray[np.intp]
+    data: NDArray[np.uint8]
+    right: NDArray[np.bool_]
+    wrong: NDArray[np.bool_]
+
+    def those_right(self) -> tuple[NDArray[np.intp], NDArray[np.uint8]]:
+        """Returns which are right, and these."""
+        if self.right.all():
+            return self.order, self.data
+        is_right = self.right[self.order]
+        return self.order[is_right], self.data[is_right]
+
+
+class _Kept:
+    """Memory for blocks, used again and again: new pages take longer than what is copied there."""
+
+    def __init__(self, block_bytes: int) -> None:
+        self._blocks = np.empty((0, block_bytes), np.uint8)
+
+    def blocks(self, count: int) -> NDArray[np.uint8]:
+        """Returns so many; what was returned before is to be used no more."""
+        if len(self._blocks) < count:
+            self._blocks = np.empty((count, self._blocks.shape[1]), np.uint8)
+        return self._blocks[:count]
 
 
 class RemoteSpace:
@@ -112,6 +149,7 @@ class RemoteSpace:
         self._scanned: object = None
         self._scan_at_s = 0.0
         self._copied_again = self._disbelieved = 0
+        self._kept, self._kept_aside = _Kept(block_bytes), _Kept(block_bytes)
         self._lock = threading.Lock()
         self._places = Places(links, connect, listed, block_bytes, self._lock)
         self._stop = threading.Event()
@@ -199,10 +237,11 @@ class RemoteSpace:
             for turn in range(order.shape[1]):
                 column = order[rows, turn]
                 donors, at = self._donor[slots[rows], column], self._at[slots[rows], column]
-                data, right, wrong = self._fetch(donors, at, self._sums[slots[rows]])
-                into[rows[right]] = data[right]
-                self._disbelieve(slots[rows[wrong]], column[wrong])
-                rows = rows[~right]
+                found = self._fetch(donors, at, self._sums[slots[rows]], self._kept)
+                which, data = found.those_right()
+                into[rows[which]] = data
+                self._disbelieve(slots[rows[found.wrong]], column[found.wrong])
+                rows = rows[~found.right]
                 if not len(rows):
                     break
             else:
@@ -280,31 +319,27 @@ class RemoteSpace:
         donors: NDArray[np.int16],
         at: NDArray[np.int64],
         sums: NDArray[np.uint64],
+        kept: "_Kept",
         *,
         aside: bool = False,
-    ) -> tuple[NDArray[np.uint8], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Copies blocks from donors.
-
-        Returns:
-            The blocks, which of them are right, and which came, but are not what was stored.
-        """
-        data = np.empty((len(at), self._block_bytes), np.uint8)
+    ) -> "_Fetched":
+        """Copies blocks from donors, those of each together, into memory that is kept."""
+        order = np.argsort(donors, kind="stable")
+        data = kept.blocks(len(at))
         right, wrong = np.zeros(len(at), np.bool_), np.zeros(len(at), np.bool_)
         for number in np.unique(donors[donors != _NONE]):
-            link, these = self._places.all[number].link, np.flatnonzero(donors == number)
+            link = self._places.all[number].link
             if link is None:
                 continue  # lost just now, as another one was
-            is_all = len(these) == len(at)
-            copied = data if is_all else np.empty((len(these), self._block_bytes), np.uint8)
+            first, end = np.searchsorted(donors[order], [number, number + 1])
+            these, copied = order[first:end], data[first:end]
             try:
                 link.read(at[these], copied, aside=aside)
             except TierFailed:
                 continue
             is_good = sums_of(copied) == sums[these]
             right[these], wrong[these] = is_good, ~is_good
-            if not is_all:
-                data[these] = copied
-        return data, right, wrong
+        return _Fetched(order=order, data=data, right=right, wrong=wrong)
 
     def _disbelieve(self, slots: NDArray[np.int64], columns: NDArray[np.int64]) -> None:
         """Has copies be none that were read and are not what was stored."""
@@ -361,6 +396,7 @@ class RemoteSpace:
 
     def _heal(self) -> None:
         """Is a thread: copies again what donors have lost, and follows the list of donors."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # of this thread alone
         rest_s = LOOK_EVERY_S
         while not self._stop.wait(rest_s):
             now_s = time.monotonic()
@@ -378,14 +414,15 @@ class RemoteSpace:
             again = None if rest_s else self._choose()
         if again is None:
             return rest_s or LOOK_EVERY_S
-        data, right, wrong = self._fetch(again.donors, again.at, again.sums, aside=True)
-        if right.any():
+        found = self._fetch(again.donors, again.at, again.sums, self._kept_aside, aside=True)
+        which, data = found.those_right()
+        if len(which):
             try:
-                again.link.write(again.to[right], data[right], aside=True)
+                again.link.write(again.to[which], data, aside=True)
             except TierFailed:
-                right[:] = False
+                found.right[:] = False
         with self._lock:
-            copied = self._settle(again, right, wrong)
+            copied = self._settle(again, found.right, found.wrong)
         self._pace.copied(copied * self._block_bytes)
         return self._pace.rest_s(self._piece * self._block_bytes, time.monotonic())
 
