@@ -13,7 +13,8 @@ from tests.unit.clock import Clock
 from tests.unit.drawer import Drawer
 from tests.unit.test_leases import until
 from tierd.arena import Arena
-from tierd.arena.bandwidth import BURST_S, MIB, Bandwidth, Bucket, Setter
+from tierd.arena.bandwidth import BURST_S, MIB, Bandwidth, Setter
+from tierd.bucket import Bucket
 from tierd.errors import NotFound, TierdError
 from tierd.tiers.memory import dram
 

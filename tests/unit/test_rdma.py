@@ -19,7 +19,6 @@ from tierd.errors import Busy, Damaged, Lost, TierdError, TierFailed
 from tierd.model import TierKind
 from tierd.remote import places
 from tierd.remote.link import Speed
-from tierd.remote.pace import SAVED_S, Pace
 from tierd.remote.places import FIRST_WAIT_S, MOST_WAIT_S, SLOW_TIMES, Free, Place, Places
 from tierd.remote.space import RemoteSpace
 from tierd.tiers import Facts, Health
@@ -466,25 +465,6 @@ def test_buffers_are_told_to_donors_that_come_later_too() -> None:
         assert [len(donor.adopted) for donor in donors] == [1, 1]
         donors[0].failure = "restarted"
         until(lambda: len(later.adopted) == 1)
-
-
-@given(
-    st.floats(1e3, 1e9),
-    st.lists(st.tuples(st.integers(1, 10**7), st.floats(0, 5)), min_size=1, max_size=30),
-)
-def test_copies_keep_to_their_pace(rate: float, steps: list[tuple[int, float]]) -> None:
-    now_s, copied, began_s = 100.0, 0, 100.0
-    pace, largest = Pace(rate, now_s), 0
-    for size, idle_s in steps:
-        now_s += idle_s
-        rest_s = pace.rest_s(size, now_s)
-        assert rest_s <= size / rate + 1e-6 + sum(s for s, _ in steps) / rate
-        now_s += rest_s
-        assert pace.rest_s(size, now_s) <= 1e-6
-        pace.copied(size)
-        copied, largest = copied + size, max(largest, size)
-        saved = max(SAVED_S * rate, largest)
-        assert copied <= rate * (now_s - began_s) * (1 + 1e-9) + saved + 1
 
 
 def test_a_donor_that_asks_is_left() -> None:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bucket import Bucket
 from tierd.errors import Busy, Lost, TierFailed
 from tierd.kernel.arena import sums_of
-from tierd.remote.pace import Pace
 from tierd.remote.places import LOOK_EVERY_S, Donor, Places
 
 log = logging.getLogger("tierd")
@@ -135,8 +135,10 @@ class RemoteSpace:
         self.is_over = False
         self._block_bytes = block_bytes
         bytes_per_s = heal_mbps * (1 << 20)
-        self._pace = Pace(bytes_per_s, time.monotonic())
         self._piece = max(1, min(PIECE_BYTES, int(bytes_per_s * LOOK_EVERY_S)) // block_bytes)
+        burst = max(bytes_per_s * LOOK_EVERY_S, self._piece * block_bytes)
+        self._budget = Bucket(bytes_per_s, burst, time.monotonic())
+        self._budget.take(burst, time.monotonic())  # nothing was saved yet
         self._donor = np.full((slots, replicas), _NONE, np.int16)
         """The place of each copy."""
         self._at = np.zeros((slots, replicas), np.int64)
@@ -410,7 +412,7 @@ class RemoteSpace:
         """
         with self._lock:
             self._see_who_is_lost()
-            rest_s = self._pace.rest_s(self._piece * self._block_bytes, now_s)
+            rest_s = self._rest_s(now_s)
             again = None if rest_s else self._choose()
         if again is None:
             return rest_s or LOOK_EVERY_S
@@ -423,8 +425,12 @@ class RemoteSpace:
                 found.right[:] = False
         with self._lock:
             copied = self._settle(again, found.right, found.wrong)
-        self._pace.copied(copied * self._block_bytes)
-        return self._pace.rest_s(self._piece * self._block_bytes, time.monotonic())
+        self._budget.take(copied * self._block_bytes, time.monotonic())
+        return self._rest_s(time.monotonic())
+
+    def _rest_s(self, now_s: float) -> float:
+        """Returns for how long the budget has nothing for a piece."""
+        return max(0.0, self._budget.due_s(self._piece * self._block_bytes) - now_s)
 
     def _choose(self) -> _Again | None:
         """Chooses what is copied again next; where nothing is, donors that leave are let go."""
