@@ -25,7 +25,7 @@ BLOCK, BLOCKS, FAST = 64 << 10, 100, 16
 
 def main(ca: str, cert: str, key: str, *donors: str) -> None:
     size = (BLOCKS + 8) * BLOCK
-    tier = rdma(donors, size, ca=ca, cert=cert, key=key, deadline_s=1.0, heal_mbps=256)
+    tier = rdma(donors, size, ca=ca, cert=cert, key=key, heal_mbps=256)
     ids, data = np.arange(BLOCKS), np.zeros((BLOCKS, BLOCK), np.uint8)
     with Arena(BLOCK, [dram(FAST * BLOCK), tier], blocks=BLOCKS) as arena:
         for line in sys.stdin:

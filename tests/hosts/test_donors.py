@@ -17,10 +17,11 @@ from sweeps.donors import BY_TCP, HOST, DonorProcess, make_keys
 from tests.unit.test_leases import until
 from tierd.arena import Arena
 from tierd.errors import NoRoom, TierdError, TierFailed
+from tierd.kernel import nixl
 from tierd.kernel.nixl import load_nixl
 from tierd.remote.link import Link
 from tierd.remote.space import RemoteSpace
-from tierd.remote.wire import Keys
+from tierd.remote.wire import SILENCE_S, Keys
 from tierd.tiers import Tier, load
 from tierd.tiers.kit import TierContract
 from tierd.tiers.memory import dram
@@ -175,6 +176,29 @@ def closing_link(link: Link) -> Iterator[Link]:
         link.end()
 
 
+def test_a_network_that_is_down_has_a_donor_be_away(
+    two_donors: list[DonorProcess], keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NIXL does not start then, which it has to for what is copied aside."""
+
+    def no_device(**_: bool) -> None:
+        raise TierdError("NIXL does not start: NIXL_ERR_BACKEND")
+
+    into, data = np.zeros((4, BLOCK), np.uint8), np.full((4, BLOCK), 7, np.uint8)
+    with closing_link(link_to(two_donors[0], keys)) as link:
+        link.write(np.arange(4), data)
+        with monkeypatch.context() as patch:
+            patch.setattr(nixl, "_agent", no_device)
+            with pytest.raises(TierFailed, match="NIXL does not start"):
+                link.read(np.arange(4), into, aside=True)
+            assert link.away is not None
+            with pytest.raises(TierFailed):
+                link.resume()
+        link.resume()
+        link.read(np.arange(4), into, aside=True)
+    assert (into == data).all()
+
+
 def test_strangers_get_nothing(keys: Keys, tmp_path: Path) -> None:
     stranger = make_keys(tmp_path, trustme.CA(), "stranger")
     believing = Keys(ca=keys.ca, cert=stranger.cert, key=stranger.key)
@@ -187,8 +211,10 @@ def test_strangers_get_nothing(keys: Keys, tmp_path: Path) -> None:
         for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(4096)):
             with socket.create_connection((HOST, donor.port), 5) as plain:
                 plain.sendall(noise)
-        with closing_link(link_to(donor, keys)) as link:
-            assert link.slots == 16
+        with socket.create_connection((HOST, donor.port), 5 * SILENCE_S) as silent:
+            with closing_link(link_to(donor, keys)) as link:
+                assert link.slots == 16
+            assert silent.recv(1) == b"", "nobody is waited for for ever"
     finally:
         donor.end()
 
