@@ -302,7 +302,7 @@ class Link:
         staged = min(lease.slots, max(1, staged_bytes // self._block_bytes))
         try:
             return Reached(lease.ticket, lease.address, lease.slots, self._block_bytes, staged)
-        except TierdError as error:  # NIXL does not even start where the network is down
+        except (TierdError, OSError) as error:  # no memory, or no network: NIXL does not start
             raise TierFailed(f"donor {self.address}: {error}") from error
 
     def _reach(self, lease: Lease) -> tuple[Reached, Speed]:

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -398,7 +399,8 @@ class RemoteSpace:
 
     def _heal(self) -> None:
         """Is a thread: copies again what donors have lost, and follows the list of donors."""
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # of this thread alone
+        with suppress(OSError):  # a sandbox may not let it
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # of this thread
         rest_s = LOOK_EVERY_S
         while not self._stop.wait(rest_s):
             now_s = time.monotonic()
