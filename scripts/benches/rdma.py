@@ -133,17 +133,8 @@ def of_perftest() -> Iterator[Figure]:
     for size in SIZES:
         with closing(socket.create_server((HOST, 0))) as free:
             port = str(free.getsockname()[1])
-        words = [
-            "ucx_perftest",
-            "-p",
-            port,
-            "-t",
-            "ucp_put_lat",
-            "-s",
-            str(size),
-            "-n",
-            str(SINGLES),
-        ]
+        test = ["-t", "ucp_put_lat", "-s", str(size), "-n", str(SINGLES)]
+        words = ["ucx_perftest", "-p", port, *test]
         server = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             said = _client([*words, HOST], server)

@@ -26,7 +26,7 @@ from tierd.remote.places import LOOK_EVERY_S, Donor, Places
 log = logging.getLogger("tierd")
 
 PIECE_BYTES = 256 << 10
-"""Are copied again at once, at most, unless a block is larger: who reads waits for no more."""
+"""Are copied again at once, at most, unless a block is larger."""
 
 _NICE = 5
 """What is copied again gives way to the program where CPUs are short."""
