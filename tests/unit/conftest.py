@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import logging
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ import pytest
 
 from tests.unit.fake_commands import FakeCommands
 from tests.unit.machine import HOT, SPAN, FakeSampler, Machine, Memory, half_hot
+from tierd.api.server import unix_listener
 from tierd.api.view import View
+from tierd.leases import Leases, Limits, leasing
 from tierd.observe.events import History
 
 
@@ -25,6 +28,27 @@ def history(tmp_path: Path) -> Iterator[History]:
     log.setLevel(logging.INFO)
     yield history
     log.removeHandler(history)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "arena.sock"
+
+
+@pytest.fixture
+def limits() -> Limits:
+    """What arenas that connect there may be; some tests have others."""
+    return Limits(arenas=8, blocks=1 << 20)
+
+
+@pytest.fixture
+def leases(path: Path, limits: Limits) -> Iterator[Leases]:
+    """The arenas that connect to `path`."""
+    with (
+        unix_listener(path, 0o600, kind=socket.SOCK_SEQPACKET) as listener,
+        leasing(listener, lambda: limits) as leases,
+    ):
+        yield leases
 
 
 @pytest.fixture

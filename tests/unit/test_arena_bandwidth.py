@@ -3,9 +3,7 @@
 
 import itertools
 import re
-import socket
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,9 +16,8 @@ from tests.unit.clock import Clock
 from tests.unit.conftest import CXL_ERRORS
 from tests.unit.drawer import Drawer
 from tests.unit.machine import FakeSampler, Machine, half_hot
-from tests.unit.test_arenas import BLOCK_BYTES, LIMITS, FakeLease, tenant
+from tests.unit.test_arenas import BLOCK_BYTES, FakeLease, tenant
 from tests.unit.test_leases import until
-from tierd.api.server import unix_listener
 from tierd.arena import Arena
 from tierd.arena.bandwidth import BURST_S, MIB
 from tierd.arena.wire import LIMIT, unpack_limit
@@ -30,7 +27,7 @@ from tierd.config import Config, Mode, TenantConfig
 from tierd.config.values import ArenaConfig
 from tierd.daemon import Daemon
 from tierd.decide.blocks import NOWHERE, copied
-from tierd.leases import Leases, leasing
+from tierd.leases import Leases
 from tierd.model import TierKind
 from tierd.observe import metrics
 from tierd.tiers import Tier
@@ -235,20 +232,6 @@ LARGE_BYTES = 512 << 10
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "arena.sock"
-
-
-@pytest.fixture
-def leases(path: Path) -> Iterator[Leases]:
-    with (
-        unix_listener(path, 0o600, kind=socket.SOCK_SEQPACKET) as listener,
-        leasing(listener, lambda: LIMITS) as leases,
-    ):
-        yield leases
 
 
 class Counting(Drawer):

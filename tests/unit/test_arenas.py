@@ -4,10 +4,8 @@
 import mmap
 import os
 import re
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,34 +32,18 @@ from tests.unit.machine import (
 from tests.unit.replay import MIB
 from tests.unit.test_leases import until
 from tests.unit.world import snapshot
-from tierd.api.server import unix_listener
 from tierd.arena import Arena
 from tierd.arena.shared import Copies, Shared, SharedTier
 from tierd.arena.wire import GIVE_BACK
 from tierd.arenas import GIVING_ROUNDS, Arenas
 from tierd.config import Config, Mode, Place, PolicyConfig, TenantConfig
 from tierd.daemon import Daemon
-from tierd.leases import Leases, Limits, leasing
+from tierd.leases import Leases
 from tierd.model import NodeId, Pid, TierKind
 from tierd.observe import metrics
 from tierd.tiers.memory import cxl, dram
 
 BLOCK_BYTES, FAST, SLOW = 64 << 10, 32, 160
-LIMITS = Limits(arenas=8, blocks=1 << 20)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "arena.sock"
-
-
-@pytest.fixture
-def leases(path: Path) -> Iterator[Leases]:
-    with (
-        unix_listener(path, 0o600, kind=socket.SOCK_SEQPACKET) as listener,
-        leasing(listener, lambda: LIMITS) as leases,
-    ):
-        yield leases
 
 
 def a_daemon(machine: Machine, leases: Leases, config: Config | None = None) -> Daemon:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -55,17 +55,8 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "arena.sock"
-
-
-@pytest.fixture
-def leases(path: Path) -> Iterator[Leases]:
-    with (
-        unix_listener(path, 0o600, kind=socket.SOCK_SEQPACKET) as listener,
-        leasing(listener, lambda: LIMITS) as leases,
-    ):
-        yield leases
+def limits() -> Limits:
+    return LIMITS
 
 
 def a_shared(blocks: int = 12) -> Shared:
