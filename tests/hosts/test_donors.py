@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -147,8 +147,8 @@ def test_a_donor_that_ends_is_left_first(donors: list[DonorProcess], keys: Keys)
         assert (arena.read(ids) == data).all()
 
 
-def link_to(donor: DonorProcess, keys: Keys, slots: int = 16) -> Link:
-    return Link(donor.address, keys, BLOCK, slots, 1.0)
+def link_to(donor: DonorProcess, keys: Keys, slots: int = 16, block_bytes: int = BLOCK) -> Link:
+    return Link(donor.address, keys, block_bytes, slots, 1.0)
 
 
 def test_a_borrower_that_ends_leaves_nothing_to_the_next(
@@ -190,13 +190,40 @@ def test_a_network_that_is_down_has_a_donor_be_away(
         with monkeypatch.context() as patch:
             patch.setattr(nixl, "_agent", no_device)
             with pytest.raises(TierFailed, match="NIXL does not start"):
-                link.read(np.arange(4), into, aside=True)
+                link.read(np.arange(4), into, aside=nullcontext)
             assert link.away is not None
             with pytest.raises(TierFailed):
                 link.resume()
         link.resume()
-        link.read(np.arange(4), into, aside=True)
+        link.read(np.arange(4), into, aside=nullcontext)
     assert (into == data).all()
+
+
+@pytest.mark.parametrize(
+    ("block_bytes", "steps"),
+    [(64 << 10, 1), (4096, 1), (1 << 20, 8), (768 << 10, 6), (257 << 12, 16)],
+)
+def test_what_is_copied_aside_is_copied_in_steps(
+    two_donors: list[DonorProcess], keys: Keys, block_bytes: int, steps: int
+) -> None:
+    """Of 256 KiB at most, also of larger blocks."""
+    data = np.random.default_rng(1).integers(0, 256, (2, block_bytes), dtype=np.uint8)
+    into, made = np.zeros_like(data), []
+
+    @contextmanager
+    def step() -> Iterator[None]:
+        made.append(1)
+        yield
+
+    slots = np.array([1, 0])
+    with closing_link(link_to(two_donors[0], keys, 2, block_bytes)) as link:
+        link.write(slots, data, aside=step)
+        assert len(made) == steps
+        link.read(slots, into)
+        assert (into == data).all()
+        into[:] = 0
+        link.read(slots[::-1], into, aside=step)
+        assert (into == data[::-1]).all()
 
 
 def test_strangers_get_nothing(keys: Keys, tmp_path: Path) -> None:

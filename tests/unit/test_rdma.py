@@ -18,6 +18,7 @@ from tierd.arena import Arena
 from tierd.errors import Busy, Damaged, Lost, TierdError, TierFailed
 from tierd.model import TierKind
 from tierd.remote import places
+from tierd.remote.gaps import Aside
 from tierd.remote.link import Speed
 from tierd.remote.places import FIRST_WAIT_S, MOST_WAIT_S, SLOW_TIMES, Free, Place, Places
 from tierd.remote.space import RemoteSpace
@@ -56,7 +57,7 @@ class FakeDonor:
         self.looks += 1
 
     def write(
-        self, slots: NDArray[np.int64], data: NDArray[np.uint8], *, aside: bool = False
+        self, slots: NDArray[np.int64], data: NDArray[np.uint8], *, aside: Aside | None = None
     ) -> None:
         self._look()
         self.writes += len(slots)
@@ -64,7 +65,7 @@ class FakeDonor:
         self.written()
 
     def read(
-        self, slots: NDArray[np.int64], into: NDArray[np.uint8], *, aside: bool = False
+        self, slots: NDArray[np.int64], into: NDArray[np.uint8], *, aside: Aside | None = None
     ) -> None:
         self._look()
         self.reads += len(slots)
@@ -481,7 +482,7 @@ def test_one_that_fails_in_mid_write_does_not_lose_the_batch() -> None:
     donors, data = some_donors(), some_blocks(8)
     with space_on(donors) as space:
 
-        def die(*_: object, aside: bool = False) -> None:
+        def die(*_: object, aside: Aside | None = None) -> None:
             donors[0].failure = "killed in mid-write"
             donors[0]._look()
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from tierd.errors import Damaged, NoRoom, TierdError, TierFailed
 from tierd.kernel.nixl import Reached, Way, load_nixl
+from tierd.remote.gaps import Aside
 from tierd.remote.wire import (
     BEAT_S,
     LEAVES,
@@ -39,8 +40,8 @@ log = logging.getLogger("tierd")
 STAGED_BYTES = 4 << 20
 """Are copied at once, at most, unless a single block is larger."""
 
-_ASIDE_BYTES = 1 << 20
-"""Likewise of what is copied beside."""
+STEP_BYTES = 256 << 10
+"""Likewise of what gives way to others, of which a larger block is several parts."""
 
 PORT = 7430
 
@@ -145,6 +146,7 @@ class Link:
         self.failure: str | None = None
         """Why the lease has ended, if so."""
         self._keys, self._block_bytes, self._deadline_s = keys, block_bytes, deadline_s
+        self._parts = _parts_of(block_bytes)
         self._turn, self._turn_aside = threading.Lock(), threading.Lock()
         self._aside: Reached | None = None
         self._adopted: list[NDArray[np.uint8]] = []
@@ -181,21 +183,21 @@ class Link:
             self._adopt(self._reached, buffer)
 
     def write(
-        self, slots: NDArray[np.int64], data: NDArray[np.uint8], *, aside: bool = False
+        self, slots: NDArray[np.int64], data: NDArray[np.uint8], *, aside: Aside | None = None
     ) -> None:
-        """Copies to slots; `aside` beside who else copies, which then waits for none of it."""
-        if aside:
-            self._copy_aside(Way.WRITE, slots, data)
+        """Copies to slots; with `aside` in steps of its, beside who else copies."""
+        if aside is not None:
+            self._copy_aside(aside, Way.WRITE, slots, data)
             return
         with self._turn:
             self._try(self._reached.write, slots, data, self._deadline_s)
 
     def read(
-        self, slots: NDArray[np.int64], into: NDArray[np.uint8], *, aside: bool = False
+        self, slots: NDArray[np.int64], into: NDArray[np.uint8], *, aside: Aside | None = None
     ) -> None:
         """Copies from slots; likewise."""
-        if aside:
-            self._copy_aside(Way.READ, slots, into)
+        if aside is not None:
+            self._copy_aside(aside, Way.READ, slots, into)
             return
         with self._turn:
             begin_s = time.monotonic()
@@ -244,15 +246,24 @@ class Link:
             self._aside.end()
             self._aside = None
 
-    def _copy_aside(self, way: Way, slots: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
-        def copy() -> None:
-            if self._aside is None:
-                self._aside = self._reached_by(self._line.lease, _ASIDE_BYTES)
-            call = self._aside.read if way is Way.READ else self._aside.write
-            call(slots, data, self._deadline_s)
-
+    def _copy_aside(
+        self, aside: Aside, way: Way, slots: NDArray[np.int64], data: NDArray[np.uint8]
+    ) -> None:
+        """Copies parts of blocks by a connection of its own, so that nobody waits for all."""
+        parts, at_once = self._parts, max(1, STEP_BYTES * self._parts // self._block_bytes)
+        slots = (slots[:, None] * parts + np.arange(parts)).ravel()
+        data = data.reshape(len(slots), -1)
         with self._turn_aside:
-            self._try(copy)
+            for first in range(0, len(slots), at_once):
+                some = slice(first, first + at_once)
+                with aside():
+                    self._try(self._copy_part, way, slots[some], data[some])
+
+    def _copy_part(self, way: Way, slots: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+        if self._aside is None:
+            self._aside = self._reached_by(self._line.lease, STEP_BYTES, self._parts)
+        call = self._aside.read if way is Way.READ else self._aside.write
+        call(slots, data, self._deadline_s)
 
     def _try(self, call: Callable[..., None], *arguments: object) -> None:
         if why := self.failure or self.away:
@@ -298,10 +309,12 @@ class Link:
         if self.failure is not None:
             raise TierFailed(f"donor {self.address}: {self.failure}")
 
-    def _reached_by(self, lease: Lease, staged_bytes: int) -> Reached:
-        staged = min(lease.slots, max(1, staged_bytes // self._block_bytes))
+    def _reached_by(self, lease: Lease, staged_bytes: int, parts: int = 1) -> Reached:
+        """Has the donor be reached, by parts of slots."""
+        slots, size_bytes = lease.slots * parts, self._block_bytes // parts
+        staged = min(slots, max(1, staged_bytes // size_bytes))
         try:
-            return Reached(lease.ticket, lease.address, lease.slots, self._block_bytes, staged)
+            return Reached(lease.ticket, lease.address, slots, size_bytes, staged)
         except (TierdError, OSError) as error:  # no memory, or no network: NIXL does not start
             raise TierFailed(f"donor {self.address}: {error}") from error
 
@@ -325,6 +338,12 @@ class Link:
             reached.end()
             raise TierFailed(f"donor {self.address}: {error}") from error
         return reached, Speed(latency_ns=latency_ns, bandwidth_mbps=bandwidth_mbps)
+
+
+def _parts_of(block_bytes: int) -> int:
+    """Returns of how many equal parts a block is, each of STEP_BYTES at most where that can be."""
+    least = -(-block_bytes // STEP_BYTES)
+    return next((parts for parts in range(least, 2 * least) if not block_bytes % parts), 1)
 
 
 def _connect(address: str, keys: Keys) -> ssl.SSLSocket:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.errors import TierdError, TierFailed
+from tierd.remote.gaps import Aside
 from tierd.remote.link import Speed
 
 log = logging.getLogger("tierd")
@@ -49,10 +50,10 @@ class Donor(Protocol):
     def adopt(self, buffer: NDArray[np.uint8]) -> None: ...
     def resume(self) -> None: ...
     def write(
-        self, slots: NDArray[np.int64], data: NDArray[np.uint8], *, aside: bool = False
+        self, slots: NDArray[np.int64], data: NDArray[np.uint8], *, aside: Aside | None = None
     ) -> None: ...
     def read(
-        self, slots: NDArray[np.int64], into: NDArray[np.uint8], *, aside: bool = False
+        self, slots: NDArray[np.int64], into: NDArray[np.uint8], *, aside: Aside | None = None
     ) -> None: ...
     def look(self) -> None: ...
     def end(self) -> None: ...

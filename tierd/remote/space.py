@@ -12,8 +12,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +22,17 @@ from numpy.typing import NDArray
 from tierd.bucket import Bucket
 from tierd.errors import Busy, Lost, TierFailed
 from tierd.kernel.arena import sums_of
+from tierd.remote.gaps import Aside, Gaps
+from tierd.remote.link import STEP_BYTES
 from tierd.remote.places import LOOK_EVERY_S, Donor, Places
 
 log = logging.getLogger("tierd")
 
-PIECE_BYTES = 256 << 10
-"""Are copied again at once, at most, unless a block is larger."""
-
 _NICE = 5
 """What is copied again gives way to the program where CPUs are short."""
+
+_WAITING_PART = 0.5
+"""Of the time that the budget has for a piece, for gaps in which the program does not copy."""
 
 _NONE = -1
 _SCAN_PART = 0.02
@@ -136,7 +139,9 @@ class RemoteSpace:
         self.is_over = False
         self._block_bytes = block_bytes
         bytes_per_s = heal_mbps * (1 << 20)
-        self._piece = max(1, min(PIECE_BYTES, int(bytes_per_s * LOOK_EVERY_S)) // block_bytes)
+        self._piece = max(1, min(STEP_BYTES, int(bytes_per_s * LOOK_EVERY_S)) // block_bytes)
+        """Blocks that are copied again together."""
+        self._patience_s = _WAITING_PART * self._piece * block_bytes / bytes_per_s
         burst = max(bytes_per_s * LOOK_EVERY_S, self._piece * block_bytes)
         self._budget = Bucket(bytes_per_s, burst, time.monotonic())
         self._budget.take(burst, time.monotonic())  # nothing was saved yet
@@ -153,7 +158,7 @@ class RemoteSpace:
         self._scan_at_s = 0.0
         self._copied_again = self._disbelieved = 0
         self._kept, self._kept_aside = _Kept(block_bytes), _Kept(block_bytes)
-        self._lock = threading.Lock()
+        self._lock, self._gaps = threading.Lock(), Gaps()
         self._places = Places(links, connect, listed, block_bytes, self._lock)
         self._stop = threading.Event()
         self._healer = threading.Thread(target=self._heal, daemon=True, name="remote copies")
@@ -205,7 +210,7 @@ class RemoteSpace:
         Raises:
             Busy: none has any now.
         """
-        with self._lock:
+        with self._lock, self._gaps.copy():
             self._see_who_is_lost()
             self._forget(slots)
             done = 0
@@ -234,7 +239,7 @@ class RemoteSpace:
             Lost: of some every copy is.
             Busy: some are on donors alone that are away.
         """
-        with self._lock:
+        with self._lock, self._gaps.copy():
             self._see_who_is_lost()
             order, rows = self._reading_order(slots), np.arange(len(slots))
             for turn in range(order.shape[1]):
@@ -323,8 +328,7 @@ class RemoteSpace:
         at: NDArray[np.int64],
         sums: NDArray[np.uint64],
         kept: "_Kept",
-        *,
-        aside: bool = False,
+        aside: Aside | None = None,
     ) -> "_Fetched":
         """Copies blocks from donors, those of each together, into memory that is kept."""
         order = np.argsort(donors, kind="stable")
@@ -340,7 +344,8 @@ class RemoteSpace:
                 link.read(at[these], copied, aside=aside)
             except TierFailed:
                 continue
-            is_good = sums_of(copied) == sums[these]
+            with nullcontext() if aside is None else aside():
+                is_good = sums_of(copied) == sums[these]
             right[these], wrong[these] = is_good, ~is_good
         return _Fetched(order=order, data=data, right=right, wrong=wrong)
 
@@ -405,27 +410,31 @@ class RemoteSpace:
         while not self._stop.wait(rest_s):
             now_s = time.monotonic()
             self._places.follow(now_s)
+            with self._lock:
+                self._see_who_is_lost()
             rest_s = min(self._copy_again(now_s), LOOK_EVERY_S)
 
     def _copy_again(self, now_s: float) -> float:
         """Copies a piece of what has fewer replicas than wanted; returns when the next is due.
 
-        Nobody waits for it: what is stored meanwhile makes it void.
+        Nobody waits for it: what is stored meanwhile makes it void. Its steps are made in gaps
+        between what the program copies, for as long as the budget can wait.
         """
-        with self._lock:
-            self._see_who_is_lost()
-            rest_s = self._rest_s(now_s)
-            again = None if rest_s else self._choose()
+        if rest_s := self._rest_s(now_s):
+            return rest_s
+        aside = partial(self._gaps.step, now_s + self._patience_s)
+        with aside(), self._lock:
+            again = self._choose()
         if again is None:
-            return rest_s or LOOK_EVERY_S
-        found = self._fetch(again.donors, again.at, again.sums, self._kept_aside, aside=True)
+            return LOOK_EVERY_S
+        found = self._fetch(again.donors, again.at, again.sums, self._kept_aside, aside)
         which, data = found.those_right()
         if len(which):
             try:
-                again.link.write(again.to[which], data, aside=True)
+                again.link.write(again.to[which], data, aside=aside)
             except TierFailed:
                 found.right[:] = False
-        with self._lock:
+        with aside(), self._lock:
             copied = self._settle(again, found.right, found.wrong)
         self._budget.take(copied * self._block_bytes, time.monotonic())
         return self._rest_s(time.monotonic())
