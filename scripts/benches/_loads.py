@@ -129,17 +129,32 @@ def _hotsets(*options: str) -> Programs:
 
 def _redis(guest: Guest, node: int, room: Room, stack: ExitStack) -> list[Hotset]:
     """A client that reads keys by Zipf's law, its server filled."""
-    server = stack.enter_context(_server(guest))
-    fill = ["debug", "populate", f"{KEYS}", "key", f"{VALUE_BYTES}"]
-    guest.run(["redis-cli", "-s", SOCKET, *fill], timeout=120)
-    # A memory policy would last, and the kernel's balancing leaves alone what has one. And room is
-    # short only from here on: else what must be on the fast node does not fit beside the values.
-    others = ",".join(str(one) for one in guest.facts.fast + guest.facts.slow if one != node)
-    guest.run(["migratepages", f"{server.pid}", others, f"{node}"], timeout=120)
     stack.enter_context(room)
+    server = stack.enter_context(_server(guest))
+    with _limited_to(guest, node):
+        fill = ["debug", "populate", f"{KEYS}", "key", f"{VALUE_BYTES}"]
+        guest.run(["redis-cli", "-s", SOCKET, *fill], timeout=120)
     reads = [SOCKET, server.pid, KEYS, VALUE_BYTES, EXPONENT, HOT_KEYS, guest.facts.fast[0]]
     client = [*_on_last_cpu(guest), str(build("redis_reads")), *map(str, reads)]
     return [stack.enter_context(reporting(guest, within(LOAD, client)))]
+
+
+@contextmanager
+def _limited_to(guest: Guest, node: int) -> Iterator[None]:
+    """Has what is placed get memory of a node alone, for now.
+
+    A memory policy would last, and the kernel's balancing leaves alone what has one.
+    """
+    parents = [f"/sys/fs/cgroup{parent}/cgroup.subtree_control" for parent in ("", f"/{LOAD}")]
+    for parent in parents:
+        guest.write(parent, b"+cpuset")
+    for group in PLACED:
+        guest.write(f"/sys/fs/cgroup/{group}/cpuset.mems", f"{node}".encode())
+    try:
+        yield
+    finally:
+        for parent in reversed(parents):
+            guest.write(parent, b"-cpuset")
 
 
 @contextmanager
@@ -169,4 +184,4 @@ def _cache_and_scan(guest: Guest, node: int, room: Room, stack: ExitStack) -> li
 
 
 def _on_last_cpu(guest: Guest) -> list[str]:
-    return ["numactl", f"--physcpubind={guest.topology.cpus - 1}"]
+    return ["taskset", "-c", f"{guest.topology.cpus - 1}"]
