@@ -332,6 +332,7 @@ class Policy:
     long_s: float = 10.0
     hysteresis: float = 1.5
     horizon_s: float = 30.0
+    room_horizon_s: float = 30.0
     payback: float = 2.0
     dwell_s: float = 5.0
     retry_s: float = 10.0

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tests.unit.world import AGGREGATION_S, BASE, World, mapped, snapshot, window
 from tierd.decide.explain import REASONS, Why, explain
 from tierd.decide.heat import coalesce, fold, overlay, rates, score
-from tierd.decide.placement import plan, times_the_mean, worthwhile
+from tierd.decide.placement import plan, times_the_mean, warm_from, worthwhile
 from tierd.decide.settle import settle
 from tierd.model import (
     KEPT_CODE,
@@ -26,10 +26,13 @@ from tierd.model import (
     Rank,
     Report,
     Target,
+    Tenant,
     TierRoom,
 )
 
 POLICY = Policy()
+FILLING = replace(POLICY, room_horizon_s=600.0)
+"""Gives what is warm the room that is left."""
 MIB = 1 << 20
 HOT = worthwhile(POLICY, POLICY.latency_gap_ns) * 1000
 
@@ -67,11 +70,12 @@ def decide(
     now_s: float = 0.0,
     ceiling: float = np.inf,
     sorted_by_kernel: bool = False,
+    policy: Policy = POLICY,
 ) -> Plan:
     return plan(
         [Target(pid=Pid(1), pieces=made, ceiling=ceiling)],
         room,
-        POLICY,
+        policy,
         now_s=now_s,
         budget_bytes=budget_pages * PAGE_BYTES,
         sorted_by_kernel=sorted_by_kernel,
@@ -206,14 +210,16 @@ def test_near_equals_do_not_swap_places() -> None:
 @pytest.mark.parametrize(("times", "moves"), [(0.9, 0), (1.1, 0), (3, 1)])
 def test_what_does_not_pay_back_beyond_doubt_stays(times: float, moves: int) -> None:
     least = worthwhile(POLICY, POLICY.latency_gap_ns)
-    assert len(decide(pieces((0, 9, times * least, [0, 1])), rooms(99, 99)).moves) == moves
+    made = decide(pieces((0, 9, times * least, [0, 1])), rooms(99, 99))
+    assert len(made.moves) == moves
 
 
 def test_what_is_hot_beyond_measure_moves_whatever_it_costs() -> None:
     least = worthwhile(POLICY, POLICY.latency_gap_ns)
     lukewarm = pieces((0, 9, 0.5 * least, [0, 1]))
-    assert not len(decide(lukewarm, rooms(99, 99), ceiling=0.6 * least * 4).moves)
-    assert len(decide(lukewarm, rooms(99, 99), ceiling=0.1 * least * 4).moves)
+    for ceiling, moves in ((0.6 * least * 4, 0), (0.1 * least * 4, 1)):
+        made = decide(lukewarm, rooms(99, 99), ceiling=ceiling)
+        assert len(made.moves) == moves
 
 
 def test_a_costlier_move_needs_hotter_bytes() -> None:
@@ -593,6 +599,71 @@ def test_another_targets_moves_are_left_out() -> None:
     assert (after == before).all()
 
 
+# Room that is left
+
+WARM = 0.5 * worthwhile(POLICY, POLICY.latency_gap_ns)
+
+
+def test_room_that_is_left_is_for_what_is_warm() -> None:
+    warm = pieces((0, 100, 0, [1]), (100, 100, WARM, [0, 1]), (200, 100, 1.2 * WARM, [0, 1]))
+    made = decide(warm, rooms(150, 0), policy=FILLING)
+    assert (pages_moved(made, 1, 0), pages_moved(made, 0, 1)) == (150, 0)
+    assert made.moves["bytes"][made.moves["start"] == warm["start"][2]] == 100 * PAGE_BYTES
+    assert not made.kept
+    assert not len(decide(warm, rooms(150, 0)).moves), "by default room is for what is hot"
+
+
+def test_nothing_makes_way_for_what_is_warm() -> None:
+    warm = pieces((0, 100, 0, [1]), (100, 100, WARM, [0, 1]))
+    assert not len(decide(warm, rooms(0, 1000), policy=FILLING).moves)
+    assert not len(decide(warm, rooms(50, 1000, headroom_pages=50), policy=FILLING).moves)
+
+
+@pytest.mark.parametrize(("budget_pages", "warm_pages"), [(300, 100), (250, 50), (200, 0), (99, 0)])
+def test_what_is_warm_comes_after_what_is_hot(budget_pages: int, warm_pages: int) -> None:
+    both = pieces((0, 200, 10 * WARM, [0, 1]), (200, 100, WARM, [0, 1]))
+    made = decide(both, rooms(500, 0), budget_pages=budget_pages, policy=FILLING)
+    moved = made.moves["bytes"][made.moves["start"] == both["start"][1]].sum()
+    assert moved == warm_pages * PAGE_BYTES
+
+
+@pytest.mark.parametrize(("since_s", "warm_pages"), [(1, 30), (29, 30), (31, 130)])
+def test_as_much_is_kept_for_what_becomes_hot_as_became_hot_lately(
+    since_s: float, warm_pages: int
+) -> None:
+    both = pieces((0, 100, 10 * WARM, [1]), (100, 200, WARM, [0, 1]))
+    both["rose"][0], both["moved_s"][0] = 1, 100 - since_s
+    assert pages_moved(decide(both, rooms(130, 0), now_s=100, policy=FILLING), 1, 0) == warm_pages
+    both["short"][0] = both["long"][0] = WARM  # it rose to room that was left
+    assert pages_moved(decide(both, rooms(130, 0), now_s=100, policy=FILLING), 1, 0) == 130
+
+
+@pytest.mark.parametrize(("times", "moves"), [(0.9, 0), (1.1, 1)])
+def test_what_is_warm_pays_back_its_move_as_long_as_there_is_room(times: float, moves: int) -> None:
+    least = warm_from(FILLING, POLICY.latency_gap_ns)
+    assert least == pytest.approx(2 * WARM / 20)
+    made = decide(pieces((0, 9, times * least, [0, 1])), rooms(99, 0), policy=FILLING)
+    assert len(made.moves) == moves
+
+
+def test_what_was_hot_and_is_not_hit_any_more_is_not_warm() -> None:
+    was_hot = pieces((0, 100, HOT, [0, 1]), (100, 100, HOT, [1]))
+    was_hot["short"][0] = 0
+    assert len(decide(was_hot, rooms(1000, 1000), policy=FILLING).moves), "in 2 s that may be"
+    longer = replace(FILLING, short_s=60.0)
+    assert not len(decide(was_hot, rooms(1000, 1000), policy=longer).moves)
+
+
+def test_what_has_a_maximum_gets_no_room_beyond_what_is_worth_it() -> None:
+    warm = Target(pid=Pid(1), pieces=pieces((0, 9, WARM, [0, 1])), ceiling=np.inf)
+    limited = replace(warm, pid=Pid(2), tenant=1)
+    tenants = (Tenant(name="a"), Tenant(name="b", maximum_bytes={Rank(0): 1 << 30}))
+    made = plan(
+        [warm, limited], rooms(99, 0), FILLING, now_s=0, budget_bytes=1 << 30, tenants=tenants
+    )
+    assert made.moves["target"].tolist() == [0]
+
+
 # The loop
 
 
@@ -616,6 +687,24 @@ def test_a_steady_hot_set_converges_and_then_nothing_moves(
         world.round()
     at_the_edges = 64  # regions are cut up to four pages off, and now and then much wider
     assert world.moved_pages - settled <= 0.01 * length + at_the_edges
+
+
+@settings(max_examples=2, deadline=None)
+@given(seed=st.integers(0, 1 << 16))
+def test_a_program_that_does_little_has_its_room_and_stays_there(seed: int) -> None:
+    """No page of it pays back a move in half a minute. It is moved once, and then no more."""
+    pages, room = 1024, 512
+    rate = np.minimum(0.04 * pages / (np.arange(pages) + 1) ** 0.99, 2.0)
+    world = World(rate, np.ones(pages, int), [room, 8192], seed)
+    world.policy = FILLING
+    for _ in range(round(60 / AGGREGATION_S)):
+        world.round()
+    hits = rate[world.tier == 0].sum() / rate.sum()
+    assert hits > 0.6
+    assert world.moved_pages <= 1.05 * room
+    for _ in range(round(120 / AGGREGATION_S)):
+        world.round()
+    assert world.moved_pages <= 1.3 * room
 
 
 @settings(max_examples=2, deadline=None)

@@ -260,6 +260,7 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
         "long_s": _number(1, 3600),
         "hysteresis": _number(1, 100),
         "horizon_s": _number(1, 3600),
+        "room_horizon_s": _number(1, 86_400),
         "payback": _number(0, 1000),
         "dwell_s": _number(0, 3600),
         "retry_s": _number(0.1, 3600),

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.decide.heat import score
-from tierd.decide.placement import hot_from
+from tierd.decide.placement import hot_from, warm_from
 from tierd.decide.settle import MOST_TIMES
 from tierd.model import PAGE_BYTES, Policy
 
@@ -89,9 +89,11 @@ def regret(
     swung = (pieces["rose"] < 0) & (pieces["swings"] > 0)
     has_rested = pieces["held_until_s"] <= now_s
     gaps_ns = gaps_ns or (policy.latency_gap_ns,)
-    hot = np.array([hot_from(ceiling, policy, [gap_ns]) for gap_ns in gaps_ns])
+    worth = np.array(
+        [min(hot_from(ceiling, policy, [gap]), warm_from(policy, gap)) for gap in gaps_ns]
+    )
     rank = np.minimum(pieces["resident"].argmax(axis=1), len(gaps_ns) - 1)
-    cold = score(pieces) * policy.hysteresis < hot[rank]
+    cold = score(pieces) * policy.hysteresis < worth[rank]
     unused = (pieces["rose"] > 0) & (pieces["owed"] > 0) & has_rested & cold
     return float(size[swung | unused].sum()) / moved_bytes
 

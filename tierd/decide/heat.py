@@ -79,6 +79,18 @@ def assured(pieces: NDArray[np.void], policy: Policy) -> NDArray[np.float32]:
     return np.asarray(np.maximum(per_page_s - 2 * deviation, 0) / PAGE_BYTES, np.float32)
 
 
+def warmth(
+    short: NDArray[np.float32], long: NDArray[np.float32], policy: Policy
+) -> NDArray[np.float64]:
+    """Returns the heat that pieces of these averages have had for long, and may still have.
+
+    What was not hit lately may be as warm as that allows: at three accesses in the time that was
+    looked at, none is seen once in twenty times.
+    """
+    at_most = short.astype(np.float64) + 3 / (2 * policy.short_s) / PAGE_BYTES
+    return np.minimum(long.astype(np.float64), at_most)
+
+
 def fold(
     pieces: NDArray[np.void], accesses: Accesses, mapped: Ranges, policy: Policy
 ) -> NDArray[np.void]:

@@ -13,6 +13,9 @@ as hot as the one it displaces, so that near-equals don't swap places. How hot t
 really are, sampling cannot tell; so a byte near that ceiling is worth a move whatever the move
 costs.
 
+Room beyond what hot bytes have taken lately is for warm ones: nobody makes way for these, so that
+they have longer to pay back their moves, and need not be hot beyond doubt.
+
 Where the kernel promotes single pages meanwhile, of which faults tell it, a piece that lies on
 several tiers has been sorted by it. Its pages are then taken to be of all heats from none to twice
 the mean, the hottest of them in the fastest tier: what is a mixture to a region's average stays as
@@ -25,7 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.decide.heat import COLD_PER_PAGE_S, assured, concatenate, score
+from tierd.decide.heat import COLD_PER_PAGE_S, assured, concatenate, score, warmth
 from tierd.decide.latency import Way, loaded_gap_ns
 from tierd.decide.shares import by_class, by_weight, divide
 from tierd.model import (
@@ -48,6 +51,9 @@ Floats = NDArray[np.float64]
 
 NEAR_CEILING = 0.25
 """Share of the samples' ceiling from which a piece counts as hot beyond measure."""
+
+WAITING = (Kept.BUDGET, Kept.NO_ROOM, Kept.SHARE)
+"""Why hot bytes are left where they are that may be moved later."""
 
 EVERYBODY = Tenant(name="")
 """The tenant of everybody where there are no others."""
@@ -184,6 +190,12 @@ def worthwhile(policy: Policy, gap_ns: float) -> float:
     return policy.payback * policy.move_cost_ns / (gap_ns * policy.horizon_s) / PAGE_BYTES
 
 
+def warm_from(policy: Policy, gap_ns: float) -> float:
+    """Returns the heat from which memory is worth a move into room that nobody else needs."""
+    longer = max(policy.room_horizon_s / policy.horizon_s, 1.0)
+    return worthwhile(policy, gap_ns) / longer
+
+
 def is_hot(
     pieces: NDArray[np.void], ceiling: float, policy: Policy, gaps_ns: Sequence[float] = ()
 ) -> NDArray[np.bool_]:
@@ -230,6 +242,7 @@ class _Steps:
         self.assured = np.where(pinned, np.inf, assured(pieces, policy))
         # What was hot and made way when it cooled doesn't come back for the sake of its past.
         self.lasting = np.where(pinned, np.inf, np.minimum(self.assured, pieces["short"]))
+        self.pieces, self.moved_for_s = pieces, now_s - pieces["moved_s"]
         self.times = times_the_mean(self.bytes) if sorted_by_kernel else None
         self.ceiling = ceiling
         self.pinned = pinned
@@ -266,6 +279,7 @@ class _Steps:
     def fill(self, rank: int) -> None:
         """Plans the moves between tier `rank` and those below it."""
         rising, sinking = self._rising(rank), self._sinking(rank)
+        before = float(self.rising_bytes)
         if len(self.tenants) == 1:
             shortfall = self._shortfall(rank)
             room = max(float(self.free[rank]), 0.0) - shortfall
@@ -274,6 +288,49 @@ class _Steps:
             self._fill(rank, rising, sinking, room=room, shortfall=shortfall, budgets=budgets)
         else:
             self._fill_shares(rank, rising, sinking)
+        self._fill_room(rank, before - self.rising_bytes)
+
+    def _fill_room(self, rank: int, promoted: float) -> None:
+        """Has warm bytes take room that hot ones leave.
+
+        As much is kept for what becomes hot next as has risen lately and is still hot.
+
+        Args:
+            rank: the tier.
+            promoted: bytes that are moved there now.
+        """
+        if self.policy.room_horizon_s <= self.policy.horizon_s:
+            return
+        reserve = promoted + self._risen(rank) + float(self.elsewhere.rises[:, rank].sum())
+        room = float(self.free[rank]) - reserve
+        limit = min(room, self.budget_bytes, self.rising_bytes)
+        if limit < PAGE_BYTES or any(self.kept[why] >= PAGE_BYTES for why in WAITING):
+            return
+        warm = self._warm(rank)
+        wanted = _up_to(warm.size, room)
+        rises = _up_to(wanted, limit)
+        self._keep(Kept.BUDGET, warm.piece, wanted - rises)
+        self._promote(warm, rises, rank)
+
+    def _risen(self, rank: int) -> float:
+        """Bytes on the tier that have risen within a horizon, and are hot."""
+        is_hot = self.heat >= self._margin(rank, self.ceiling)
+        lately = (self.pieces["rose"] > 0) & (self.moved_for_s < self.policy.horizon_s)
+        return float(self.bytes[is_hot & lately, rank].sum())
+
+    def _warm(self, rank: int) -> _Stock:
+        """Bytes below the tier that are worth a move where there is room, warmest first."""
+        may_rise = ~(self.held | self.rests | self.pinned)
+        if len(self.tenants) > 1:
+            may_rise &= np.isinf(self._of_tier("maximum_bytes", rank, np.inf))[self.tenant]
+        piece, column = np.nonzero(self.bytes[:, rank + 1 :] >= PAGE_BYTES)
+        free_to = np.flatnonzero(may_rise[piece])
+        piece, tier = piece[free_to], column[free_to] + rank + 1
+        heat = warmth(self.pieces["short"][piece], self.pieces["long"][piece], self.policy)
+        stock = self._stock_of(piece, tier, rank, heat)
+        is_warm = stock.heat >= warm_from(self.policy, self.gap_ns(rank))
+        stock = stock.take(np.flatnonzero(is_warm & ~self._is_closed(stock, rank)))
+        return stock.take(np.argsort(-stock.heat, kind="stable"))
 
     def _wanted(self, rank: int, rising: _Stock, sinking: _Stock, room: float) -> Floats:
         """Returns how much of each is worth moving up, however large the budgets are.
@@ -528,7 +585,7 @@ class _Steps:
     def _rising(self, rank: int) -> _Stock:
         """Bytes below the tier that are worth a move up, hottest first."""
         piece, column = np.nonzero(self.bytes[:, rank + 1 :] >= PAGE_BYTES)
-        stock = self._stock_of(piece, column + rank + 1, rank, self.lasting)
+        stock = self._stock_of(piece, column + rank + 1, rank, self.lasting[piece])
         hot = stock.heat >= stock.margin
         rests, held, swings = (flags[stock.piece] for flags in (self.rests, self.held, self.swings))
         held &= ~(self.rises_on[stock.piece] & (stock.tier == self.fastest[stock.piece]))
@@ -556,14 +613,13 @@ class _Steps:
     def _on(self, rank: int, these: NDArray[np.bool_]) -> _Stock:
         """Bytes of these pieces on the tier, coldest first."""
         piece = np.flatnonzero(these & (self.bytes[:, rank] >= PAGE_BYTES))
-        stock = self._stock_of(piece, np.full(len(piece), rank), rank, self.heat)
+        stock = self._stock_of(piece, np.full(len(piece), rank), rank, self.heat[piece])
         return stock.take(np.argsort(stock.heat, kind="stable"))
 
     def _stock_of(
         self, piece: NDArray[np.intp], tier: NDArray[np.intp], rank: int, heat: Floats
     ) -> _Stock:
         """Bytes of pieces on tiers, with the heat from which tier `rank` is worth it."""
-        heat = heat[piece]
         if self.times is not None:
             heat = heat * self.times[piece, tier]
         return _Stock(
