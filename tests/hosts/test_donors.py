@@ -64,7 +64,7 @@ def two_donors(keys: Keys) -> Iterator[list[DonorProcess]]:
 
 
 def tier_on(donors: list[DonorProcess], keys: Keys, **more: float) -> Tier:
-    options = {"capacity_bytes": 128 * BLOCK, "deadline_s": 1.0, **more}
+    options = {"capacity_bytes": 128 * BLOCK, **more}
     files = {"ca": keys.ca, "cert": keys.cert, "key": keys.key}
     return load("rdma", {"donors": [donor.address for donor in donors], **options, **files})
 
