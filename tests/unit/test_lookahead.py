@@ -47,16 +47,15 @@ def lap(arena: Arena, lookahead: Lookahead) -> None:
         settle(arena)
 
 
-def test_a_sweep_over_twice_the_fast_tier_hardly_misses(arena: Arena) -> None:
+def test_a_sweep_over_twice_the_fast_tier_never_misses(arena: Arena) -> None:
     lookahead = Lookahead(arena, range(BLOCKS), repeats=True)
     lap(arena, lookahead)
     before, moved = lookahead.foresight, arena.moves().moved
     for _ in range(4):
         lap(arena, lookahead)
     after = lookahead.foresight
-    late = after.late - before.late
-    assert late <= 2, "how far to look ahead is measured, on a machine that may be busy"
-    assert (after.ready + late, after.strayed, after.wasted) == (before.ready + 4 * BLOCKS, 0, 0)
+    assert (after.late, after.strayed, after.wasted) == (before.late, 0, 0)
+    assert after.ready == before.ready + 4 * BLOCKS
     # Not each block comes and goes in each lap: some stay, however far it looks ahead.
     assert arena.moves().moved - moved <= 4 * 2 * (BLOCKS - FAST + FAST // 2 + 3)
 
