@@ -141,7 +141,7 @@ def _redis(guest: Guest, node: int, room: Room, stack: ExitStack) -> list[Hotset
 
 @contextmanager
 def _limited_to(guest: Guest, node: int) -> Iterator[None]:
-    """Has what is placed get memory of a node alone, for now.
+    """Has what is placed get memory of a node alone within the context.
 
     A memory policy would last, and the kernel's balancing leaves alone what has one.
     """

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.unit.test_decide import FILLING
 from tests.unit.world import BASE
 from tierd.decide.guard import LEAST_BYTES, Guard, judge, promotable, regret
 from tierd.decide.placement import hot_from
@@ -73,8 +72,7 @@ def test_what_was_worth_its_move_is_not_cold(gaps_ns: tuple[float, ...], share: 
 @pytest.mark.parametrize(("times", "share"), [(0.5, 0), (0.01, 1)])
 def test_what_was_warm_enough_for_room_is_not_cold(times: float, share: float) -> None:
     made = pieces((ENOUGH, {"short": times * HOT, "long": times * HOT}))
-    filling = replace(POLICY, room_horizon_s=600.0)
-    assert regret(Guard(), made, np.inf, filling, now_s=NOW_S) == share
+    assert regret(Guard(), made, np.inf, FILLING, now_s=NOW_S) == share
 
 
 def test_too_little_is_no_evidence() -> None:

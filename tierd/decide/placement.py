@@ -242,7 +242,7 @@ class _Steps:
         self.assured = np.where(pinned, np.inf, assured(pieces, policy))
         # What was hot and made way when it cooled doesn't come back for the sake of its past.
         self.lasting = np.where(pinned, np.inf, np.minimum(self.assured, pieces["short"]))
-        self.pieces, self.moved_for_s = pieces, now_s - pieces["moved_s"]
+        self.pieces, self.now_s = pieces, now_s
         self.times = times_the_mean(self.bytes) if sorted_by_kernel else None
         self.ceiling = ceiling
         self.pinned = pinned
@@ -315,7 +315,8 @@ class _Steps:
     def _risen(self, rank: int) -> float:
         """Bytes on the tier that have risen within a horizon, and are hot."""
         is_hot = self.heat >= self._margin(rank, self.ceiling)
-        lately = (self.pieces["rose"] > 0) & (self.moved_for_s < self.policy.horizon_s)
+        since_s = self.now_s - self.policy.horizon_s
+        lately = (self.pieces["rose"] > 0) & (self.pieces["moved_s"] > since_s)
         return float(self.bytes[is_hot & lately, rank].sum())
 
     def _warm(self, rank: int) -> _Stock:

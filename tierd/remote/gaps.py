@@ -12,7 +12,7 @@ Aside: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 _LATEST = 8
 _REST_S = 0.1
-"""What is longer is no gap: the program copies nothing for now."""
+"""What is longer is no gap: the program rests."""
 
 _REST_TIMES = 4.0
 """So is what is so many times longer than the latest gaps."""
@@ -71,7 +71,7 @@ class Gaps:
         return now_s <= end_s + foretold_s or now_s >= self._rest_at_s()
 
     def _rest_at_s(self) -> float:
-        """Returns when the program is taken to copy nothing for now."""
+        """Returns from when on the program is taken to rest."""
         end_s = self._end_s
         if end_s is None:
             return float("inf")

@@ -250,7 +250,7 @@ class Link:
         self, aside: Aside, way: Way, slots: NDArray[np.int64], data: NDArray[np.uint8]
     ) -> None:
         """Copies parts of blocks by a connection of its own, so that nobody waits for all."""
-        parts, at_once = self._parts, max(1, STEP_BYTES * self._parts // self._block_bytes)
+        parts, at_once = self._parts, self._at_once(STEP_BYTES, self._parts)
         slots = (slots[:, None] * parts + np.arange(parts)).ravel()
         data = data.reshape(len(slots), -1)
         with self._turn_aside:
@@ -309,12 +309,16 @@ class Link:
         if self.failure is not None:
             raise TierFailed(f"donor {self.address}: {self.failure}")
 
+    def _at_once(self, most_bytes: int, parts: int) -> int:
+        """Returns how many parts of blocks are copied together; a single one may be larger."""
+        return max(1, most_bytes * parts // self._block_bytes)
+
     def _reached_by(self, lease: Lease, staged_bytes: int, parts: int = 1) -> Reached:
         """Has the donor be reached, by parts of slots."""
-        slots, size_bytes = lease.slots * parts, self._block_bytes // parts
-        staged = min(slots, max(1, staged_bytes // size_bytes))
+        slots, staged = lease.slots * parts, self._at_once(staged_bytes, parts)
+        size_bytes = self._block_bytes // parts
         try:
-            return Reached(lease.ticket, lease.address, slots, size_bytes, staged)
+            return Reached(lease.ticket, lease.address, slots, size_bytes, min(slots, staged))
         except (TierdError, OSError) as error:  # no memory, or no network: NIXL does not start
             raise TierFailed(f"donor {self.address}: {error}") from error
 
