@@ -2,6 +2,7 @@
 """Looking ahead: what is foreseen is there, and what is not costs copies alone."""
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from tests.unit.drawer import Drawer
 from tierd.arena import Arena, Lookahead
+from tierd.arena.held import Held
 from tierd.errors import NotFound, TierdError
 from tierd.tiers import Tier
 from tierd.tiers.memory import cxl, dram
@@ -69,6 +71,40 @@ def test_without_it_the_sweep_misses_each_block(arena: Arena) -> None:
             arena.acquire([number]).release()
             settle(arena)
     assert missed > 1.8 * FAST
+
+
+def test_it_looks_further_ahead_as_there_is_room(arena: Arena) -> None:
+    """For more than that, a clock would choose who makes way, and it knows nothing of the order."""
+    lookahead = Lookahead(arena, range(BLOCKS), repeats=True)
+    lookahead._pace.used(3600.0)
+    for _ in range(2):
+        lap(arena, lookahead)
+    assert lookahead.window == 2
+    before = lookahead.foresight
+    for number in range(BLOCKS):
+        free, asked = FAST - arena.moves().used[0], lookahead.foresight.asked
+        if number == FAST:  # far from what stays from lap to lap
+            lookahead._pace.moved(3600.0)
+        with lookahead.acquire([number]):
+            assert lookahead.foresight.asked - asked <= free
+            settle(arena)
+    assert lookahead.window == FAST
+    assert lookahead.foresight.late == before.late
+
+
+def test_what_is_held_for_long_keeps_nothing_out(arena: Arena) -> None:
+    """What was to make way for others and cannot: then a clock chooses."""
+    lookahead = Lookahead(arena, range(BLOCKS), repeats=True)
+    lookahead._pace.used(3600.0)
+    held: deque[Held] = deque()
+    for number in [*range(BLOCKS)] * 5:
+        held.append(lookahead.acquire([number]))
+        settle(arena)
+        if len(held) == 4:
+            held.popleft().release()
+    for last in held:
+        last.release()
+    assert lookahead.foresight.late < FAST
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -8,7 +8,7 @@ movers see to, so that a wrong guess costs bandwidth, and nothing else.
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -195,16 +195,22 @@ class Lookahead:
         is_wanted = self._is_below(fresh)
         wanted = fresh[is_wanted]
         if len(wanted) or len(self._leaving):
-            self._make_way(step, self._frontier + len(fresh))
+            most = self._make_way(step, self._frontier + len(fresh), len(wanted))
+            if most < len(wanted):  # the next step asks for the others
+                fresh, wanted = fresh[: np.flatnonzero(is_wanted)[most]], wanted[:most]
         if len(wanted):
-            at = self._frontier + np.flatnonzero(is_wanted)
+            at = self._frontier + np.flatnonzero(is_wanted)[: len(wanted)]
             self._asked = np.concatenate((self._asked, at))
             self._under_way.append((int(at[-1]), wanted[-1], time.perf_counter()))
             self._count(asked=self._arena.prefetch(wanted))
         self._frontier += len(fresh)
 
-    def _make_way(self, step: int, end: int) -> None:
-        """Has so much of what was used go that all to come up to a position finds room."""
+    def _make_way(self, step: int, end: int, wanted: int) -> int:
+        """Has so much of what was used go that all to come up to a position finds room.
+
+        Returns how much of what is wanted to ask for: what has room by now, and what gets none from
+        those that go. For more a clock would choose who makes way, and maybe what is foreseen.
+        """
         assert self._order is not None
         stays = self._order.ids(self._position - step, end)
         leaving = self._leaving
@@ -212,17 +218,30 @@ class Lookahead:
         if len(leaving):
             leaving = leaving[(self._places[leaving] == 0) & ~self._is_kept[leaving]]
         self._is_kept[leaving] = True
-        used = self._arena.moves().used
+        moves = self._arena.moves()
+        free = self._slots - moves.used[0]
         coming = int(np.count_nonzero(self._is_below(stays)))
-        missing = coming + _SLACK_STEPS * step - (self._slots - used[0]) - len(leaving)
+        missing = coming + _SLACK_STEPS * step - free - len(leaving)
         going = _NONE
         if missing > 0 and not self._order.fits(self._slots):
             going = self._used_last(missing, self._position - step)
         self._is_kept[stays] = self._is_kept[leaving] = False
-        below = next((i for i, slots in self._room_below if used[i] < slots), None)
         self._leaving = np.concatenate((leaving, going))
-        if len(self._leaving) and below is not None:
-            self._arena.demote(self._leaving, self._arena.tiers[below])
+        queued = min(moves.queued, coming - wanted)  # asked for before, and may have no slot yet
+        return max(0, max(free, coming - self._send_down(len(going), moves.used)) - queued)
+
+    def _send_down(self, new: int, used: Sequence[int]) -> int:
+        """Has what leaves go; returns how much will: not what was to go before, and was held.
+
+        Args:
+            new: how much of it is to go for the first time.
+            used: slots, of each tier.
+        """
+        below = next((i for i, slots in self._room_below if used[i] < slots), None)
+        if not len(self._leaving) or below is None:
+            return 0
+        begun = self._arena.demote(self._leaving, self._arena.tiers[below])
+        return len(self._leaving) - max(0, begun - new)
 
     def _used_last(self, count: int, end: int) -> Ids:
         """Finds blocks that were used before a position and need not stay, the last ones first."""
