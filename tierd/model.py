@@ -446,7 +446,8 @@ class Plan:
 
     `gaps_ns` is what an access to each tier but the fastest costs more than one a tier up. `shares`
     is what each tenant may have of each tier but the slowest, in bytes; empty of one alone. `owed`
-    is what it has elsewhere and is to leave to others, which lack so much of their shares. `kept`
+    is what it has elsewhere and is to leave to others, which lack so much of their shares. `lacks`
+    is how much more room on each tier but the slowest there is a use for, in bytes. `kept`
     counts the hot bytes that stay in a slower tier, by reason; `kept_codes` has the reason of each
     piece of each target, one target after the other.
     """
@@ -456,6 +457,7 @@ class Plan:
     gaps_ns: tuple[float, ...] = ()
     shares: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
     owed: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    lacks: tuple[int, ...] = ()
     kept: Mapping[Kept, int] = field(default_factory=dict)
     kept_codes: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
 

@@ -664,6 +664,42 @@ def test_what_has_a_maximum_gets_no_room_beyond_what_is_worth_it() -> None:
     assert made.moves["target"].tolist() == [0]
 
 
+@pytest.mark.parametrize(
+    ("free", "hot", "cold", "lack"),
+    [(150, 100, 0, 0), (60, 100, 0, 40), (60, 100, 30, 10), (0, 100, 200, 0)],
+    ids=["room", "none makes way", "some makes way", "all that is lacking makes way"],
+)
+def test_what_lacks_room_beyond_what_makes_way_is_told(
+    free: int, hot: int, cold: int, lack: int
+) -> None:
+    rows = [(0, hot, HOT, [0, 1]), *([(hot, cold, 0.0, [1])] if cold else [])]
+    made = decide(pieces(*rows), rooms(free, 1000))
+    assert made.lacks == (lack * PAGE_BYTES,)
+
+
+def test_what_is_warm_lacks_room_only_where_it_is_to_have_it() -> None:
+    warm = pieces((0, 100, WARM, [0, 1]))
+    assert decide(warm, rooms(30, 0)).lacks == (0,)
+    for budget_pages in (1000, 10, 0):
+        made = decide(warm, rooms(30, 0), budget_pages=budget_pages, policy=FILLING)
+        assert made.lacks == (70 * PAGE_BYTES,)
+
+
+def test_hot_memory_that_changes_places_lacks_room() -> None:
+    both = pieces((0, 100, HOT, [1]), (100, 100, 100 * HOT, [0, 1]))
+    made = decide(both, rooms(0, 1000))
+    assert pages_moved(made, 1, 0) == 100
+    assert made.lacks == (100 * PAGE_BYTES,)
+
+
+def test_who_has_a_maximum_lacks_no_room() -> None:
+    hot = Target(pid=Pid(1), pieces=pieces((0, 100, HOT, [0, 1])), ceiling=np.inf)
+    limited = replace(hot, pid=Pid(2), tenant=1)
+    tenants = (Tenant(name="a"), Tenant(name="b", maximum_bytes={Rank(0): 10 * PAGE_BYTES}))
+    made = plan([hot, limited], rooms(0, 0), POLICY, now_s=0, budget_bytes=1 << 30, tenants=tenants)
+    assert made.lacks == (100 * PAGE_BYTES,)
+
+
 # The loop
 
 

@@ -174,6 +174,7 @@ def plan(
         gaps_ns=tuple(map(step.gap_ns, range(len(rooms) - 1))),
         shares=np.array(step.shares).reshape(-1, len(tenants)).T,
         owed=np.array(step.owed).reshape(-1, len(tenants)).T,
+        lacks=tuple(map(int, step.lacks)),
         kept={why: int(size) for why, size in step.kept.items() if size >= PAGE_BYTES},
         kept_codes=step.kept_codes,
     )
@@ -261,6 +262,7 @@ class _Steps:
         self.free = np.array([float(room.free_bytes - room.headroom_bytes) for room in rooms])
         self.in_turn = HEADROOM_LOW * np.array([float(room.headroom_bytes) for room in rooms])
         """Bytes of its headroom that each tier may lend until as many have left it."""
+        self.lacks = np.zeros(len(rooms) - 1)
         self.left = np.zeros(len(rooms))
         """Bytes that are promoted from each tier, whose room nothing was sent to yet."""
         self.policy = policy
@@ -301,14 +303,14 @@ class _Steps:
         """
         if self.policy.room_horizon_s <= self.policy.horizon_s:
             return
-        reserve = promoted + self._risen(rank) + float(self.elsewhere.rises[:, rank].sum())
-        room = float(self.free[rank]) - reserve
-        limit = min(room, self.budget_bytes, self.rising_bytes)
-        if limit < PAGE_BYTES or any(self.kept[why] >= PAGE_BYTES for why in WAITING):
+        if any(self.kept[why] >= PAGE_BYTES for why in WAITING):
             return
+        reserve = promoted + self._risen(rank) + float(self.elsewhere.rises[:, rank].sum())
+        room = max(float(self.free[rank]) - reserve, 0.0)
         warm = self._warm(rank)
+        self.lacks[rank] += max(warm.size.sum() - room, 0.0)
         wanted = _up_to(warm.size, room)
-        rises = _up_to(wanted, limit)
+        rises = _up_to(wanted, min(self.budget_bytes, self.rising_bytes))
         self._keep(Kept.BUDGET, warm.piece, wanted - rises)
         self._promote(warm, rises, rank)
 
@@ -380,11 +382,26 @@ class _Steps:
         demoted = _up_to(sinking.size, min(evicted, below, budget - promoted.sum()))
 
         self._owe_idle(rank, rising, float((rising.size - wanted).sum()))
+        self._note_lack(rank, rising, wanted, sinking, room)
         self._keep(Kept.BUDGET, rising.piece, wanted - promoted)
         full = Kept.NO_ROOM if len(self.tenants) == 1 else Kept.SHARE
         self._keep(full, rising.piece, rising.size - wanted)
         self._promote(rising, promoted, rank)
         self._demote(sinking, demoted, rank, spare=budget - promoted.sum() - demoted.sum())
+
+    def _note_lack(
+        self, rank: int, rising: _Stock, wanted: Floats, sinking: _Stock, room: float
+    ) -> None:
+        """Adds how much more room hot memory had a use for, of who has no maximum.
+
+        That is what finds none, and what makes way though it is hot too.
+        """
+        if len(self.tenants) > 1 and len(rising.piece):
+            tenant = self.tenants[self.tenant[rising.piece[0]]]
+            if rank in tenant.maximum_bytes:
+                return
+        cold = sinking.size[sinking.heat < sinking.margin].sum()
+        self.lacks[rank] += (rising.size - wanted).sum() + max(wanted.sum() - room - cold, 0.0)
 
     def _owe_idle(self, rank: int, rising: _Stock, lacking: float) -> None:
         """Has what a tenant has elsewhere, and does not use, make way for its own.
