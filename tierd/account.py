@@ -51,6 +51,7 @@ def account(daemon: Daemon, rooms: Sequence[TierRoom]) -> dict[str, Any]:
             }
             for flow, count in sorted(flows.pages.items())
         ],
+        "cache_pages": 0 if daemon.cache is None else daemon.cache.moved_pages,
         "schemes": daemon.schemes,
         "kept": {str(why): size for why, size in flows.kept.items()},
         "sampler": _sampler(daemon.sampler),

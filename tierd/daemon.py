@@ -23,6 +23,7 @@ from tierd.discover.tenants import Tenants
 from tierd.errors import NotFound, TierdError
 from tierd.kernel.process import Process
 from tierd.machine import Machine
+from tierd.migrate.cache import Cache
 from tierd.model import (
     PAGE_BYTES,
     Accesses,
@@ -88,6 +89,7 @@ class Daemon:
         tell: is told of each round's end, and of the room before its moves; None for nobody.
         record: is given what a round has seen, before it decides; None likewise.
         arenas: of programs that have connected them.
+        cache: has page cache make way; None for not.
     """
 
     def __init__(
@@ -101,10 +103,12 @@ class Daemon:
         tell: Callable[["Daemon", Sequence[TierRoom]], None] | None,
         record: Callable[[Round], None] | None = None,
         arenas: Arenas | None = None,
+        cache: Cache | None = None,
     ) -> None:
         self.config, self.topology, self.sampler, self.mover = config, topology, sampler, mover
         self.machine, self.tell, self.record = machine, tell, record
         self.arenas = Arenas() if arenas is None else arenas
+        self.cache = cache
         self.watched: dict[Pid, Watched] = {}
         self.names = topology.names()
         self.tenants = Tenants(config.tenants, topology.tiers)
@@ -204,7 +208,9 @@ class Daemon:
         made = self._decide(targets, rooms, begin_s)
         self._move(made, begin_s)
         self._zoom(targets, begin_s)
-        return int(made.moves["bytes"].sum())
+        planned_bytes = int(made.moves["bytes"].sum())
+        self._make_room(made.lacks, planned_bytes, begin_s)
+        return planned_bytes
 
     def _steer(self, rooms: Sequence[TierRoom], now_s: float, taken_bytes: int) -> None:
         """Places the arenas' blocks with what the targets' pages have left of room and budget."""
@@ -597,6 +603,18 @@ class Daemon:
         self._learn(report, begin_s)
         if line := summary(report, self.topology.tiers):
             log.info("%s", line, extra=event("moved", pages=report.moved_pages))
+
+    def _make_room(self, lacks: Sequence[int], taken_bytes: int, now_s: float) -> None:
+        """Has page cache that nobody uses make way for what lacks room, within the budget."""
+        if self.cache is not None:
+            self.cache.make_room(
+                self.topology,
+                lacks,
+                self.config.policy.placement,
+                interval_s=self.config.daemon.interval_s,
+                most_bytes=self.budget_bytes - taken_bytes,
+                now_s=now_s,
+            )
 
     def _learn(self, report: Report, now_s: float) -> None:
         for index, pid in enumerate(report.plan.pids):

@@ -49,6 +49,7 @@ from tierd.kernel.tunable import Files, KernelFiles
 from tierd.kernel.uevents import Uevents
 from tierd.leases import Limits, leasing
 from tierd.machine import ThisMachine
+from tierd.migrate.cache import Cache
 from tierd.migrate.limits import LimitsReader
 from tierd.migrate.mover import Mover
 from tierd.migrate.schemes import KernelSchemes
@@ -120,6 +121,7 @@ def run_service(command_line: CommandLine, files: Config, *, for_s: float | None
             stop = signals.stop_asked(wait_s, answers)
             service.follow_memory()
             service.follow_rival()
+            service.follow_cache()
             if service.handover is not None:
                 service.handover.go_on()
             return stop
@@ -257,6 +259,8 @@ class Service:
         known = {rule.pid for rule in self.settings.targets}
         check_targets(r for r in settings.targets if r.pid is None or r.pid not in known)
         check_tenants(settings.tenants, self.daemon.topology.tiers)
+        if settings.migrate.demote_cache and self.daemon.cache is not None:
+            self.daemon.cache.require(self.daemon.topology)
         mover = self._mover(settings, self.daemon.topology)
         self.finder.follow(settings.targets, settings.discover)
         self.sampler.cpu_percent = settings.damon.cpu_percent
@@ -293,6 +297,12 @@ class Service:
         daemon = self.daemon
         if self._may_move(self.settings) is (daemon.mover is None):
             daemon.mover = self._mover(self.settings, daemon.topology)
+
+    def follow_cache(self) -> None:
+        """Lets page cache make way, or leaves it, as tierd moves now or does not."""
+        if self.daemon.cache is not None:
+            moves = self.daemon.mover is not None and not self._rests()
+            self.daemon.cache.hold(self.settings.migrate.demote_cache and moves)
 
     def _may_move(self, settings: Config) -> bool:
         may_move = _may_move(self.arbiter, settings, rests=self._rests())
@@ -380,6 +390,9 @@ def _set_up(
     settings = command_line.on_top_of(files)
     check_tenants(settings.tenants, topology.tiers)
     arbiter = Arbiter(journal=journal)
+    cache = stack.enter_context(Cache(journal))
+    if settings.migrate.demote_cache:
+        cache.require(topology)
     may_move = _may_move(arbiter, settings)
     schemes = KernelSchemes(Admin()) if settings.migrate.engine is Engine.DAMOS else None
     if schemes is not None:
@@ -402,6 +415,7 @@ def _set_up(
         machine=ThisMachine(finder=finder, free=free.rooms_bytes),
         tell=lambda daemon, rooms: service.publish(account(daemon, rooms)),
         record=recordings,
+        cache=cache,
     )
 
     def make_drain_mover(topology: Topology) -> Mover:
@@ -440,6 +454,7 @@ def _set_up(
         service.handover = Handover(daemon=daemon, kernel=schemes, free=free)
         service.handover.begin()
     service.follow_rival()
+    service.follow_cache()
     app = partial(App, service.view, service)
     metrics = _metrics_listener(stack, settings)
     stack.enter_context(serving_api(settings.daemon.runtime_dir, app, OPERATIONS, metrics))

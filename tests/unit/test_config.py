@@ -420,10 +420,15 @@ DAMOS = '[migrate]\nengine = "damos"\n'
             '[conflicts]\nnuma_balancing = "cooperate"\n',
             'f:4: conflicts.numa_balancing: engine "damos" moves by itself',
         ),
+        (
+            "demote_cache = true\n",
+            'f:3: migrate.demote_cache: engine "damos" doesn\'t tell what lacks room',
+        ),
     ],
 )
 def test_what_damos_cannot_do_is_refused(content: str, problem: str) -> None:
     assert only_problem(DAMOS + content).startswith(problem)
+    content = f"[migrate]\n{content}" if content.startswith("demote") else content
     assert config.parse(content, "f").migrate.engine is Engine.MOVE_PAGES
 
 

@@ -71,6 +71,7 @@ STATUS: dict[str, Any] = {
     "moved": [{"from": "cxl", "to": "dram", "pages": 2048}],
     "refused": {"busy": 3, "no_room": 1},
     "flows": [],
+    "cache_pages": 0,
     "kept": {"moved or refused lately": 4096},
     "sampler": {
         "way": "tracepoint",

@@ -33,6 +33,7 @@ CONFIG = "/etc/tierd/tierd.toml"
 DROP_IN = "/etc/tierd/tierd.toml.d/50-test.toml"
 UNIT_DROP_IN = Path("/run/systemd/system/tierd.service.d/test.conf")
 NUMA_BALANCING = "/proc/sys/kernel/numa_balancing"
+DEMOTION = "/sys/kernel/mm/numa/demotion_enabled"
 METRICS = "127.0.0.1:9464"
 SETTINGS = """
 [conflicts]
@@ -300,19 +301,22 @@ def test_a_new_cxl_device_becomes_memory_where_that_is_asked_for(service: Servic
     assert guest.read("/sys/devices/system/node/has_memory") == b"0-2\n"
 
 
-def test_metrics_go_over_tcp_where_the_unit_lets_them(service: Service) -> None:
+def test_the_unit_can_be_given_what_some_settings_want(service: Service) -> None:
     guest = service.guest
     ask = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())"
     opened = ("RestrictAddressFamilies=AF_INET AF_INET6", "IPAddressAllow=localhost")
-    with unit_settings(guest, *opened):
-        guest.write(DROP_IN, f'{SETTINGS}{RULE}[api]\nmetrics_listen = "{METRICS}"\n'.encode())
+    wants = f'[api]\nmetrics_listen = "{METRICS}"\n[migrate]\ndemote_cache = true\n'
+    with unit_settings(guest, *opened, "ReadWritePaths=/sys/devices/system/node"):
+        guest.write(DROP_IN, f'{SETTINGS}mode = "place"\n{RULE}{wants}'.encode())
         guest.run(["systemctl", "restart", "tierd"], timeout=WITHIN_S)
         metrics, status = (
             guest.run(["python3", "-c", ask, f"http://{METRICS}{path}"], check=False)
             for path in ("/metrics", "/v1/status")
         )
+        demotes = guest.read(DEMOTION)
         guest.write(DROP_IN, (SETTINGS + RULE).encode())
         guest.run(["systemctl", "stop", "tierd"], timeout=WITHIN_S)
+    assert (demotes, guest.read(DEMOTION)) == (b"true\n", b"false\n")
     assert "tierd_targets " in metrics.stdout
     assert "HTTP Error 404" in status.stderr
 

@@ -146,6 +146,7 @@ STATUS = answer(
             pages=COUNT,
         )
     ),
+    cache_pages=COUNT,
     kept=mapping(COUNT),
     sampler=answer(
         way=STRING,

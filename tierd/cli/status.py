@@ -139,6 +139,8 @@ def _flows(status: Mapping[str, Any]) -> str:
         (f"{flow['from']} to {flow['to']}", str(flow["pages"]), amount(flow["pages"] * PAGE_BYTES))
         for flow in status["moved"]
     ]
+    if cache := status["cache_pages"]:
+        rows.append(("page cache, down", str(cache), amount(cache * PAGE_BYTES)))
     return table(_FLOWS, rows) if rows else "nothing moved yet"
 
 

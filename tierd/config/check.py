@@ -345,6 +345,10 @@ def _check_damos(config: Config, found: _Found) -> None:
     if config.conflicts.numa_balancing is Rival.COOPERATE:
         place = found.places["conflicts", "numa_balancing"]
         found.problems.append(place.problem(f"{engine} moves by itself: {otherwise}"))
+    if config.migrate.demote_cache:
+        place = found.places["migrate", "demote_cache"]
+        message = f"{engine} doesn't tell what lacks room: {otherwise}, or leave this out"
+        found.problems.append(place.problem(message))
     for index, (document, key, tier) in enumerate(found.tiers):
         if index == MOST_DAMOS_TIERS:
             message = f"{engine} has two tiers at most: {otherwise}, or leave this out"

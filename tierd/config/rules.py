@@ -276,6 +276,7 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
         "batch_pages": _whole(1, 65_536),
         "round_percent": _number(1, 100),
         "move_locked": _FLAG,
+        "demote_cache": _FLAG,
     },
 }
 """The rules of the keys of each table."""

@@ -188,6 +188,7 @@ class MigrateConfig:
     batch_pages: int = 16_384
     round_percent: float = 50.0
     move_locked: bool = False
+    demote_cache: bool = False
 
 
 def attribute(key: str) -> str:

@@ -221,6 +221,9 @@ def _daemon(account: Mapping[str, Any]) -> Iterator["Metric"]:
         "tierd_move_cost_seconds", "What moving a page costs.", account["page_cost_ns"] / 1e9
     )
     yield GaugeMetricFamily("tierd_paused", "1 while an operator has it pause.", account["paused"])
+    yield CounterMetricFamily(
+        "tierd_cache_pages", "Pages of page cache that made way.", account["cache_pages"]
+    )
     kept = GaugeMetricFamily(
         "tierd_kept_bytes", "Hot bytes that the last plan left in a slower tier.", labels=["reason"]
     )

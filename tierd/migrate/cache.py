@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Page cache makes way for memory that lacks room: the kernel is asked to demote it.
+
+What of it is used only the kernel knows. What it has as inactive was not used again since it came
+there, or was active; of that a part is asked for, so small that a page has been there for `idle_s`
+before it goes. Those that are used meanwhile come back to the active ones.
+"""
+
+import errno
+import logging
+from collections.abc import Sequence
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from tierd.errors import TierdError, UnsupportedKernel
+from tierd.journal import EntryId, Journal
+from tierd.kernel import numa_balancing, page_cache, text
+from tierd.kernel.tunable import Files, KernelFiles
+from tierd.model import PAGE_BYTES, NodeId, Policy, Tier, Topology
+
+log = logging.getLogger("tierd")
+
+LEAVE_OUT = "leave demote_cache out of [migrate]"
+SERVICE = (
+    "put [Service] and ReadWritePaths=/sys/devices/system/node into: systemctl edit tierd, and "
+    "start it again"
+)
+
+LEAST_BYTES = 32 * PAGE_BYTES
+"""What the kernel reclaims at a time (SWAP_CLUSTER_MAX)."""
+
+ENOUGH = 0.5
+"""Of what was asked for; with less the kernel has little that may go."""
+
+PASSING = frozenset({errno.EAGAIN, errno.EBUSY, errno.EINTR})
+"""Answers of a kernel that found less, or is asked by somebody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the kernel was asked for, and the pages that it will have demoted."""
+
+    size_bytes: int
+    pages: Future[int]
+
+
+class Cache:
+    """A context in which page cache may be asked to make way, by a thread of its own.
+
+    Args:
+        journal: has the kernel's setting, to be put back.
+        root: where /proc and /sys are.
+        files: how the kernel is asked.
+    """
+
+    def __init__(
+        self, journal: Journal, root: Path = Path("/"), files: Files | None = None
+    ) -> None:
+        self.moved_pages = 0
+        self.journal = journal
+        self._root = root
+        self._files: Files = files or KernelFiles()
+        self._entry: EntryId | None = None
+        self._is_held = False
+        self._asked: _Asked | None = None
+        self._refusals, self._rests_until_s = 0, float("-inf")
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="tierd-cache")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._worker.shutdown()
+
+    def wait(self) -> None:
+        """Waits until what was asked for is done, as in tests."""
+        if self._asked is not None:
+            futures.wait([self._asked.pages])
+
+    def require(self, topology: Topology) -> None:
+        """Makes sure that page cache can make way.
+
+        Raises:
+            UnsupportedKernel: it cannot.
+            TierdError: the kernel may not be asked.
+        """
+        leavable = self._leavable(topology)
+        if not leavable:
+            raise UnsupportedKernel(
+                "the kernel cannot be asked to demote page cache: that takes Linux 6.17, and "
+                "memory that it has as a lower tier",
+                hint=LEAVE_OUT,
+            )
+        for node in sorted(leavable):
+            if not page_cache.may_demote(node, self._root):
+                raise TierdError(
+                    f"page cache of node {node} cannot be demoted: its file `reclaim` is read-only",
+                    hint=f"{SERVICE}; or {LEAVE_OUT}",
+                )
+
+    def hold(self, wanted: bool) -> None:
+        """Has the kernel demote what it is asked for, and not drop it; or all as it was.
+
+        Raises:
+            OSError, TierdError: that cannot be set, or not be put back.
+        """
+        if not wanted:
+            self._put_back()
+        elif not self._demotes():
+            self._put_back()  # of an earlier time there is nothing left to put back
+            path = self._root / numa_balancing.DEMOTES
+            self._entry = self.journal.write(path, numa_balancing.YES)
+            log.info("the kernel demotes page cache when asked to, until tierd ends")
+        self._is_held = wanted
+
+    def make_room(
+        self,
+        topology: Topology,
+        lacks: Sequence[int],
+        policy: Policy,
+        *,
+        interval_s: float,
+        most_bytes: int,
+        now_s: float,
+    ) -> None:
+        """Asks for what there is a use for, once what was asked for before is done.
+
+        Args:
+            topology: the tiers.
+            lacks: how many bytes each of them but the slowest has too few.
+            policy: page cache goes that was not used for its `long_s`.
+            interval_s: how often this is called.
+            most_bytes: no more is asked for.
+            now_s: CLOCK_MONOTONIC.
+        """
+        self._take_in(policy, now_s)
+        if not self._is_held or self._asked is not None or now_s < self._rests_until_s:
+            return
+        part = min(interval_s / policy.long_s, 1.0)
+        for tier, lacking in zip(topology.tiers, lacks, strict=False):
+            if min(lacking, most_bytes) < LEAST_BYTES:
+                continue
+            node, inactive_bytes = self._most_inactive(topology, tier)
+            size_bytes = int(min(lacking, most_bytes, part * inactive_bytes))
+            if size_bytes >= LEAST_BYTES and self._demotes():
+                self._asked = _Asked(size_bytes, self._worker.submit(self._ask, node, size_bytes))
+                return
+
+    def _most_inactive(self, topology: Topology, tier: Tier) -> tuple[NodeId, int]:
+        """Returns the node of a tier with the most that may go, and how many bytes that is."""
+        nodes = self._leavable(topology) & {*tier.nodes}
+        sizes = {node: page_cache.read_inactive_bytes(node, self._root) for node in nodes}
+        node = max(sizes, key=lambda n: sizes[n], default=tier.nodes[0])
+        return node, sizes.get(node, 0)
+
+    def _leavable(self, topology: Topology) -> frozenset[NodeId]:
+        """Returns the nodes whose page cache the kernel would demote, and not drop."""
+        upper = {node for tier in topology.tiers[:-1] for node in tier.nodes}
+        return frozenset(
+            node.id
+            for node in topology.nodes
+            if node.id in upper
+            and page_cache.has_lower(node, topology.nodes)
+            and page_cache.can_demote(node.id, self._root)
+        )
+
+    def _ask(self, node: NodeId, size_bytes: int) -> int:
+        """Returns how many pages were demoted."""
+        before = page_cache.read_demoted_pages(node, self._root)
+        try:
+            page_cache.demote(node, size_bytes, self._root, self._files)
+        except OSError as error:
+            level = logging.DEBUG if error.errno in PASSING else logging.WARNING
+            log.log(level, "page cache of node %d cannot make way: %s", node, error)
+        return max(page_cache.read_demoted_pages(node, self._root) - before, 0)
+
+    def _take_in(self, policy: Policy, now_s: float) -> None:
+        """Counts what was demoted; where that was little, some time passes until the next try."""
+        asked = self._asked
+        if asked is None or not asked.pages.done():
+            return
+        self._asked, pages = None, asked.pages.result()
+        self.moved_pages += pages
+        if pages * PAGE_BYTES >= ENOUGH * asked.size_bytes:
+            self._refusals = 0
+            return
+        rest_s = min(policy.retry_s * 2.0**self._refusals, policy.retry_most_s)
+        self._refusals, self._rests_until_s = min(self._refusals + 1, 32), now_s + rest_s
+
+    def _demotes(self) -> bool:
+        return text.read(self._root / numa_balancing.DEMOTES) == numa_balancing.YES
+
+    def _put_back(self) -> None:
+        if self._entry is not None:
+            told = self.journal.revert(self._entry)
+            self._entry = None
+            if told is not None:
+                log.info("undone: %s", told)
