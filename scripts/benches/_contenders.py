@@ -23,8 +23,10 @@ zoom = {zoom}  # in [damon], which stands before this
 numa_balancing = "{balancing}"
 [migrate]
 engine = "{engine}"
+demote_cache = {makes_way}
 [policy]
 latency_gap_ns = 4000.0
+room_horizon_s = 600.0
 """ + "".join(f'[[target]]\ncgroup = "/{group}"\n' for group in PLACED)
 """An emulated CPU makes a twentieth of the accesses, and moves take six times as long. With such a
 gap 0.4 accesses of a page in a second pay its move back, where by default it takes 2.7."""
@@ -111,7 +113,12 @@ def by_tierd(
     *, zoom: bool = False, balancing: str = "ignore", engine: str = "move_pages"
 ) -> Callable[[Guest], AbstractContextManager[object]]:
     """A tierd that looks at single pages, beside the kernel's balancing, or with DAMON's moves."""
-    rule = RULE.format(zoom=str(zoom).lower(), balancing=balancing, engine=engine)
+    rule = RULE.format(
+        zoom=str(zoom).lower(),
+        balancing=balancing,
+        engine=engine,
+        makes_way=str(engine == "move_pages").lower(),
+    )
 
     @contextmanager
     def placing(guest: Guest) -> Iterator[None]:

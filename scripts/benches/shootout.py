@@ -13,12 +13,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
+from itertools import product
 from typing import TypeVar
 
 from guests.boot import boot
+from guests.errors import EmulatorFault
 from guests.guest import REPOSITORY, Guest
 from guests.kernels import Kernel
 from guests.tiering import FOLDER as GUEST_FOLDER
@@ -50,13 +52,12 @@ def run(only: Collection[str] = (), seconds: int = SECONDS) -> list[Figure]:
     subprocess.run([REPOSITORY / "scripts" / "setup", "vm"], check=True)
     FOLDER.mkdir(parents=True, exist_ok=True)
     make_database()
-    wanted = named(loads(seconds), only)
+    wanted, contenders = named(loads(seconds), only), named(CONTENDERS, only)
     runs = []
-    with boot(slow_node(), Kernel.LATEST) as guest:
-        for load in wanted:
-            for contender in named(CONTENDERS, only):
-                runs.append(tried(guest, load, contender, seconds))
-                print(row(runs[-1]), file=sys.stderr, flush=True)
+    for run in all_tried([*product(wanted, contenders)], seconds):
+        print(row(run), file=sys.stderr, flush=True)
+        runs.append(run)
+        if run.contender == contenders[-1].name:
             keep(wanted, runs)
     print("\n".join([HEAD, *map(row, runs)]), flush=True)
     return [figure for load in wanted for figure in compare(load, by_contender(load, runs))]
@@ -73,6 +74,26 @@ def named(parts: Iterable[Part], only: Collection[str]) -> list[Part]:
 
 def by_contender(load: Load, runs: Iterable[Run]) -> dict[str, Run]:
     return {run.contender: run for run in runs if run.load == load.name}
+
+
+def all_tried(cells: Sequence[tuple[Load, Contender]], seconds: int) -> Iterator[Run]:
+    """Runs them one after the other, in a new guest from where the emulator has failed on.
+
+    Raises:
+        EmulatorFault: it did so with the same one twice (docs/decisions/0033).
+    """
+    left, failed = list(cells), None
+    while left:
+        try:
+            with boot(slow_node(), Kernel.LATEST) as guest:
+                while left:
+                    yield tried(guest, *left[0], seconds)
+                    left.pop(0)
+        except EmulatorFault as fault:
+            if failed == left[0]:
+                raise
+            failed = left[0]
+            print(f"{fault}\nagain, in another guest", file=sys.stderr, flush=True)
 
 
 def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
