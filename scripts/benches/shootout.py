@@ -20,7 +20,7 @@ from itertools import product
 from typing import TypeVar
 
 from guests.boot import boot
-from guests.errors import EmulatorFault
+from guests.errors import BallastMoved, EmulatorFault
 from guests.guest import REPOSITORY, Guest
 from guests.kernels import Kernel
 from guests.tiering import FOLDER as GUEST_FOLDER
@@ -77,10 +77,11 @@ def by_contender(load: Load, runs: Iterable[Run]) -> dict[str, Run]:
 
 
 def all_tried(cells: Sequence[tuple[Load, Contender]], seconds: int) -> Iterator[Run]:
-    """Runs them one after the other, in a new guest from where the emulator has failed on.
+    """Runs them one after the other, in a new guest from where one has failed on.
 
     Raises:
-        EmulatorFault: it did so with the same one twice (docs/decisions/0033).
+        EmulatorFault: the emulator did with the same one twice (docs/decisions/0033).
+        BallastMoved: there was more room than others had, twice likewise.
     """
     left, failed = list(cells), None
     while left:
@@ -89,7 +90,7 @@ def all_tried(cells: Sequence[tuple[Load, Contender]], seconds: int) -> Iterator
                 while left:
                     yield tried(guest, *left[0], seconds)
                     left.pop(0)
-        except EmulatorFault as fault:
+        except (EmulatorFault, BallastMoved) as fault:
             if failed == left[0]:
                 raise
             failed = left[0]

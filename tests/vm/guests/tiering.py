@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from guests.errors import CommandFailed
+from guests.errors import BallastMoved, CommandFailed
 from guests.guest import Completed, Guest, Process
 from guests.workloads import Hotset
 
@@ -169,7 +169,9 @@ def ballast(guest: Guest, node: int, leave_mib: int) -> Iterator[None]:
         holding.readline(120)
         try:
             yield
-            assert node_kib(guest, node, "Mlocked") >= pages * PAGE_KIB, "ballast was not held"
+            held = node_kib(guest, node, "Mlocked") // PAGE_KIB
+            if held < pages:
+                raise BallastMoved(f"of {pages} pages of ballast {held} are left on node {node}")
         finally:
             holding.signal(signal.SIGKILL)
             holding.wait()
