@@ -528,6 +528,23 @@ def test_a_costly_kdamond_looks_less_finely(
     assert sampled.tuning[pid].thrift == 2.0
 
 
+def test_what_a_kdamond_takes_is_known_soon_and_judged_later(
+    open_session: Open, target: Target, clock: Clock
+) -> None:
+    sampled = open_session(cpu_percent=2.0)
+    pid = Pid(target.pid)
+    sampled.watch(pid)
+    sampled.poll()
+    assert sampled.tuning[pid].cpu_percent is None
+    clock.now_s += governor.FIRST_S
+    clock.cpu_s += 0.1
+    sampled.poll()
+    assert (sampled.tuning[pid].cpu_percent, sampled.tuning[pid].thrift) == (5.0, 1.0)
+    clock.now_s += governor.JUDGE_S - governor.FIRST_S
+    sampled.poll()
+    assert sampled.tuning[pid].cpu_percent == pytest.approx(1.0), "of all the time until then"
+
+
 def test_the_budget_is_for_all_together(
     fake: FakeDamon, open_session: Open, target: Target, clock: Clock
 ) -> None:

@@ -19,6 +19,8 @@ from tierd.sample.tuning import Tuning
 
 JUDGE_S = 10.0
 """CPU time is measured over so long: /proc counts it in 10 ms."""
+FIRST_S = 2.0
+"""From then on it is known roughly, by which others know what is left of the budget."""
 READ_BACK_S = 2.0
 DRIFT = 0.25
 """A snapshot this share early or late means that the kernel has tuned the intervals."""
@@ -94,6 +96,8 @@ class Governor:
 
     def govern(self, now_s: float, budget_percent: float) -> None:
         """Measures and tunes, when it is time."""
+        if self._cpu_percent is None and now_s - self._judged_s >= FIRST_S:
+            self._measure(now_s)
         if self._pending is not None:
             if not self._pending.done():
                 return
@@ -108,12 +112,19 @@ class Governor:
         if self._pending is not None:
             self._pending.exception()
 
-    def _judge(self, now_s: float, budget_percent: float) -> None:
+    def _measure(self, now_s: float) -> float | None:
+        """Returns its CPU time; None where it has stopped, which its reader tells."""
         try:
             cpu_s = task.cpu_s(self._kdamond)
         except ProcessLookupError:
-            return  # it has stopped, which its reader tells
+            return None
         self._cpu_percent = 100 * (cpu_s - self._cpu_s) / (now_s - self._judged_s)
+        return cpu_s
+
+    def _judge(self, now_s: float, budget_percent: float) -> None:
+        cpu_s = self._measure(now_s)
+        if cpu_s is None or self._cpu_percent is None:
+            return
         self._cpu_s, self._judged_s = cpu_s, now_s
         self._pending_thrift = tuning.next_thrift(
             self._thrift, used=self._cpu_percent, budget=budget_percent

@@ -21,7 +21,7 @@ from tierd.sample.kdamonds import Claimed
 from tierd.sample.reader import Reader, RingReader
 
 PAGES_LEAST, PAGES_FIRST, PAGES_MOST = 64, 512, 8192
-STEP = 2.0
+STEP = 4.0
 """The next range has at most so many times the pages of the one before, or so few."""
 TICK_S = 0.01
 """/proc counts CPU time by it."""
@@ -164,8 +164,9 @@ class Look:
         return Found(accesses=accesses, cpu_s=cpu_s + time.thread_time() - begun_s)
 
     def _read(self, reader: Reader) -> Accesses | None:
-        """Waits for an aggregation."""
+        """Waits for an aggregation, of which the ring tells once it is over."""
         since_s = time.monotonic()
+        self._is_cancelled.wait(self.frame.aggregation_us / 1e6)
         while not self._is_cancelled.wait(POLL_S):
             for snapshot in reader.read():
                 return Accesses(
