@@ -3,6 +3,7 @@
 
 import errno
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,10 +34,11 @@ class Kernel(KernelFiles):
 
     def __init__(self, root: Path) -> None:
         self.root, self.most_pages, self.asked = root, 1 << 40, list[str]()
-        self.answers = errno.EAGAIN
+        self.answers, self.takes_s = errno.EAGAIN, 0.0
 
     def write(self, path: Path, value: str) -> None:
         assert path == self.root / RECLAIM
+        time.sleep(self.takes_s)
         assert (self.root / numa_balancing.DEMOTES).read_text().strip() == numa_balancing.YES
         self.asked.append(value)
         wanted = int(value.removesuffix("K swappiness=0")) * 1024 // PAGE_BYTES
@@ -190,6 +192,19 @@ def test_the_kernel_demotes_while_it_is_to_and_then_as_it_did(root: Path, cache:
     assert len(cache.journal.changes) == 1
     list(cache.journal.undo())
     assert demotes(root) == "false"
+
+
+def test_what_was_asked_for_is_done_before_the_kernel_would_drop_it(
+    root: Path, topology: Topology, cache: Cache, kernel: Kernel
+) -> None:
+    """The fake asserts at its end that the kernel still demotes."""
+    kernel.takes_s = 0.2
+    cache.hold(True)
+    cache.make_room(topology, (MIB,), POLICY, interval_s=INTERVAL_S, most_bytes=MIB, now_s=0)
+    cache.hold(False)
+    assert demotes(root) == "false"
+    ask(cache, topology, 0)
+    assert cache.moved_pages == MIB // PAGE_BYTES
 
 
 def test_who_has_the_kernel_demote_himself_keeps_it(root: Path, cache: Cache) -> None:

@@ -2,7 +2,7 @@
 """Page cache makes way for memory that lacks room: the kernel is asked to demote it.
 
 What of it is used only the kernel knows. What it has as inactive was not used again since it came
-there, or was active; of that a part is asked for, so small that a page has been there for `idle_s`
+there, or was active; of that a part is asked for, so small that a page has been there for `long_s`
 before it goes. Those that are used meanwhile come back to the active ones.
 """
 
@@ -76,7 +76,7 @@ class Cache:
         self._worker.shutdown()
 
     def wait(self) -> None:
-        """Waits until what was asked for is done, as in tests."""
+        """Waits until what was asked for is done."""
         if self._asked is not None:
             futures.wait([self._asked.pages])
 
@@ -104,10 +104,13 @@ class Cache:
     def hold(self, wanted: bool) -> None:
         """Has the kernel demote what it is asked for, and not drop it; or all as it was.
 
+        What it was asked for is done before, or it would drop the rest.
+
         Raises:
             OSError, TierdError: that cannot be set, or not be put back.
         """
         if not wanted:
+            self.wait()
             self._put_back()
         elif not self._demotes():
             self._put_back()  # of an earlier time there is nothing left to put back
