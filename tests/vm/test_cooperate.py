@@ -34,9 +34,13 @@ latency_gap_ns = 4000.0  # an emulated CPU makes a twentieth of the accesses, an
 
 
 @pytest.mark.guest(slow_node())
-def test_sparse_hot_pages_are_placed(guest: Guest) -> None:
-    with cooperating(guest), workload(guest, *SPARSE, free_mib=80) as load:
+def test_sparse_hot_pages_are_placed_and_the_kernel_rests_while_tierd_does(guest: Guest) -> None:
+    with cooperating(guest) as running, workload(guest, *SPARSE, free_mib=80) as load:
         arrive(load, window=0)
+        tell(guest, "pause")
+        until(load, running, lambda: how_set(guest) == OFF)
+        tell(guest, "resume")
+        until(load, running, lambda: how_set(guest) == ON)
 
 
 @pytest.mark.thorough
@@ -46,15 +50,6 @@ def test_a_window_that_moves_is_followed(guest: Guest) -> None:
         arrive(load, window=0)
         load.move_window()
         arrive(load, window=1)
-
-
-@pytest.mark.guest(slow_node())
-def test_the_kernel_rests_while_tierd_does(guest: Guest) -> None:
-    with cooperating(guest) as running, workload(guest, *SPARSE, free_mib=80) as load:
-        tell(guest, "pause")
-        until(load, running, lambda: how_set(guest) == OFF)
-        tell(guest, "resume")
-        until(load, running, lambda: how_set(guest) == ON)
 
 
 @contextmanager
