@@ -3,7 +3,7 @@
 
 import errno
 import os
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +13,11 @@ from tests.unit import trees
 from tierd.discover.topology import discover
 from tierd.errors import TierdError, UnsupportedKernel
 from tierd.journal import Journal
-from tierd.kernel import numa_balancing, page_cache
+from tierd.kernel import numa_balancing
+from tierd.kernel.nodes import read_inactive_cache
 from tierd.kernel.text import UnexpectedContent
 from tierd.kernel.tunable import KernelFiles
+from tierd.kernel.vmstat import read_vmstat
 from tierd.migrate.cache import Cache
 from tierd.model import PAGE_BYTES, NodeId, Policy, Topology
 
@@ -34,24 +36,30 @@ class Kernel(KernelFiles):
 
     def __init__(self, root: Path) -> None:
         self.root, self.most_pages, self.asked = root, 1 << 40, list[str]()
-        self.answers, self.takes_s = errno.EAGAIN, 0.0
+        self.answers = errno.EAGAIN
+        self.may_begin = threading.Event()
+        self.may_begin.set()
 
     def write(self, path: Path, value: str) -> None:
         assert path == self.root / RECLAIM
-        time.sleep(self.takes_s)
+        assert self.may_begin.wait(10)
         assert (self.root / numa_balancing.DEMOTES).read_text().strip() == numa_balancing.YES
         self.asked.append(value)
         wanted = int(value.removesuffix("K swappiness=0")) * 1024 // PAGE_BYTES
         done = min(wanted, self.most_pages)
         self.most_pages -= done
         counted = self.root / FAST / "vmstat"
-        before = page_cache.read_demoted_pages(NodeId(0), self.root)
+        before = demoted_pages(self.root)
         content = counted.read_text()
         counted.write_text(
             content.replace(f"pgdemote_proactive {before}", f"pgdemote_proactive {before + done}")
         )
         if done < wanted:
             raise OSError(self.answers, os.strerror(self.answers), str(path))
+
+
+def demoted_pages(root: Path) -> int:
+    return read_vmstat(root, NodeId(0)).pgdemote_proactive or 0
 
 
 @pytest.fixture
@@ -89,7 +97,7 @@ def cache(root: Path, journal: Journal, kernel: Kernel) -> Iterator[Cache]:
 
 def has_inactive(root: Path, size_bytes: int) -> None:
     path = root / FAST / "meminfo"
-    now_bytes = page_cache.read_inactive_bytes(NodeId(0), root)
+    now_bytes = read_inactive_cache(NodeId(0), root)
     line = "Inactive(file): {:8} kB"
     content = path.read_text()
     assert line.format(now_bytes >> 10) in content
@@ -195,10 +203,21 @@ def test_the_kernel_demotes_while_it_is_to_and_then_as_it_did(root: Path, cache:
 
 
 def test_what_was_asked_for_is_done_before_the_kernel_would_drop_it(
-    root: Path, topology: Topology, cache: Cache, kernel: Kernel
+    root: Path,
+    topology: Topology,
+    cache: Cache,
+    kernel: Kernel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The fake asserts at its end that the kernel still demotes."""
-    kernel.takes_s = 0.2
+    """It begins when it is waited for, and asserts that the kernel still demotes."""
+    wait = cache.wait
+
+    def begin_and_wait() -> None:
+        kernel.may_begin.set()
+        wait()
+
+    monkeypatch.setattr(cache, "wait", begin_and_wait)
+    kernel.may_begin.clear()
     cache.hold(True)
     cache.make_room(topology, (MIB,), POLICY, interval_s=INTERVAL_S, most_bytes=MIB, now_s=0)
     cache.hold(False)
@@ -263,8 +282,8 @@ def test_a_node_that_has_gone_has_no_cache(
     (root / FAST / "meminfo").unlink()
     (root / FAST / "vmstat").unlink()
     ask(cache, topology, MIB)
-    assert page_cache.read_inactive_bytes(NodeId(0), root) == 0
-    assert page_cache.read_demoted_pages(NodeId(0), root) == 0
+    assert read_inactive_cache(NodeId(0), root) == 0
+    assert demoted_pages(root) == 0
     assert not kernel.asked
 
 
@@ -272,4 +291,4 @@ def test_a_node_that_has_gone_has_no_cache(
 def test_an_unknown_form_is_told(root: Path, content: str) -> None:
     (root / FAST / "meminfo").write_text(content)
     with pytest.raises(UnexpectedContent, match=r"Inactive\(file\) in kB"):
-        page_cache.read_inactive_bytes(NodeId(0), root)
+        read_inactive_cache(NodeId(0), root)

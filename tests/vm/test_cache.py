@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Page cache that nobody uses makes way for a hot set that has too little room without it."""
 
-import re
-
 import pytest
 from guests.guest import Guest
 from guests.kernels import Kernel
-from guests.tiering import WITHIN_S, ballast, counter, start_tierd, tell, tierd, until
+from guests.tiering import WITHIN_S, ballast, counter, node_kib, start_tierd, tell, tierd, until
 from guests.topology import slow_node
 from guests.workloads import hotset
 
@@ -64,7 +62,4 @@ def test_a_kernel_that_cannot_is_refused(guest: Guest) -> None:
 
 def cache_mib(guest: Guest) -> list[int]:
     """The page cache of each node."""
-    return [
-        int(re.findall(r"FilePages: +(\d+) kB", guest.read(path).decode())[0]) >> 10
-        for path in (f"/sys/devices/system/node/node{node}/meminfo" for node in (0, 1))
-    ]
+    return [node_kib(guest, node, "FilePages") >> 10 for node in (0, 1)]

@@ -192,17 +192,16 @@ class Lookahead:
         room = max(0, min(self._slots // 2, self._slots - (1 + _SLACK_STEPS) * step))
         end = max(self._frontier, self._position + min(self._pace.steps * step, room))
         fresh = self._order.ids(self._frontier, end)
-        is_wanted = self._is_below(fresh)
-        wanted = fresh[is_wanted]
+        wanted = np.flatnonzero(self._is_below(fresh))
         if len(wanted) or len(self._leaving):
             most = self._make_way(step, self._frontier + len(fresh), len(wanted))
             if most < len(wanted):  # the next step asks for the others
-                fresh, wanted = fresh[: np.flatnonzero(is_wanted)[most]], wanted[:most]
+                fresh, wanted = fresh[: wanted[most]], wanted[:most]
         if len(wanted):
-            at = self._frontier + np.flatnonzero(is_wanted)[: len(wanted)]
+            at, ids = self._frontier + wanted, fresh[wanted]
             self._asked = np.concatenate((self._asked, at))
-            self._under_way.append((int(at[-1]), wanted[-1], time.perf_counter()))
-            self._count(asked=self._arena.prefetch(wanted))
+            self._under_way.append((int(at[-1]), ids[-1], time.perf_counter()))
+            self._count(asked=self._arena.prefetch(ids))
         self._frontier += len(fresh)
 
     def _make_way(self, step: int, end: int, wanted: int) -> int:

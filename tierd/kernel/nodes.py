@@ -28,8 +28,7 @@ from tierd.model import NodeId, Performance
 
 _NODES = Path("sys/devices/system/node")
 _MEMINFO_BYTES = 64 << 10
-_MEMINFO = re.compile(r"^Node \d+ (MemTotal|MemFree): +(\d+) kB$", re.MULTILINE)
-_PROGRAMS = re.compile(r"^Node \d+ (AnonPages|Shmem): +(\d+) kB$", re.MULTILINE)
+_MEMINFO = re.compile(r"^Node \d+ (\S+): +(\d+) kB$", re.MULTILINE)
 _MAX_NODES = 1024  # MAX_NUMNODES with NODES_SHIFT=10, the most that a kernel can be built for
 
 
@@ -69,7 +68,7 @@ def read_sizes(root: Path = Path("/")) -> Mapping[NodeId, int]:
     """
     folder = root / _NODES
     return {
-        NodeId(node): _read_meminfo(folder / f"node{node}/meminfo").get("MemTotal", 0)
+        NodeId(node): _read_meminfo(root, NodeId(node), "MemTotal")[0]
         for node in text.read_ids(folder / "online") or ()
     }
 
@@ -83,24 +82,26 @@ def read_in_use(node: NodeId, root: Path = Path("/")) -> int:
     Raises:
         UnexpectedContent: meminfo is not as documented.
     """
-    path = root / _NODES / f"node{node}/meminfo"
-    content = text.read(path, _MEMINFO_BYTES)
-    if content is None:
-        return 0
-    found = dict(_PROGRAMS.findall(content))
-    if found.keys() != {"AnonPages", "Shmem"}:
-        raise text.UnexpectedContent(path, content, "AnonPages and Shmem in kB")
-    return sum(int(kilobytes) << 10 for kilobytes in found.values())
+    return sum(_read_meminfo(root, node, "AnonPages", "Shmem"))
+
+
+def read_inactive_cache(node: NodeId, root: Path = Path("/")) -> int:
+    """Returns the bytes of a node's page cache not used again of late; 0 where the node is gone.
+
+    Raises:
+        UnexpectedContent: meminfo is not as documented.
+    """
+    return _read_meminfo(root, node, "Inactive(file)")[0]
 
 
 def _read_node(root: Path, node: NodeId, online: tuple[int, ...]) -> NumaNode:
     folder = root / _NODES / f"node{node}"
-    sizes = _read_meminfo(folder / "meminfo")
+    total_bytes, free_bytes = _read_meminfo(root, node, "MemTotal", "MemFree")
     return NumaNode(
         id=node,
         cpus=text.read_ids(folder / "cpulist") or (),
-        total_bytes=sizes.get("MemTotal", 0),
-        free_bytes=sizes.get("MemFree", 0),
+        total_bytes=total_bytes,
+        free_bytes=free_bytes,
         distances=_read_distances(folder / "distance", online),
         any_initiator=read_performance(folder / "access0/initiators"),
         cpu_initiator=read_performance(folder / "access1/initiators"),
@@ -108,12 +109,16 @@ def _read_node(root: Path, node: NodeId, online: tuple[int, ...]) -> NumaNode:
     )
 
 
-def _read_meminfo(path: Path) -> dict[str, int]:
+def _read_meminfo(root: Path, node: NodeId, *names: str) -> list[int]:
+    """Returns these sizes in bytes, each 0 where the node is gone."""
+    path = root / _NODES / f"node{node}/meminfo"
     content = text.read(path, _MEMINFO_BYTES)
-    sizes = {name: int(kilobytes) << 10 for name, kilobytes in _MEMINFO.findall(content or "")}
-    if content and len(sizes) != 2:
-        raise text.UnexpectedContent(path, content, "MemTotal and MemFree in kB")
-    return sizes
+    if content is None:
+        return [0] * len(names)
+    sizes = dict(_MEMINFO.findall(content))
+    if not sizes.keys() >= {*names}:
+        raise text.UnexpectedContent(path, content, f"{' and '.join(names)} in kB")
+    return [int(sizes[name]) << 10 for name in names]
 
 
 def _read_distances(path: Path, online: tuple[int, ...]) -> dict[NodeId, int]:

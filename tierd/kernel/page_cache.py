@@ -1,29 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page cache of a node, and having the kernel demote some of it.
+"""Having the kernel demote page cache of a node.
 
 Follows Documentation/ABI/stable/sysfs-devices-node: what is written to `reclaim` (since 6.17) is
 how much of the node the kernel is to reclaim, and `swappiness=0` keeps it to files' pages. Where
 numa/demotion_enabled is on and there is a lower memory tier, shrink_folio_list() in mm/vmscan.c
 demotes instead, coldest first; what it finds no place for stays, as nobody needs it (`proactive`).
-It answers EAGAIN where it found less than it was asked for. A node tells::
-
-    meminfo   Node 0 Inactive(file):    61440 kB
-    vmstat    pgdemote_proactive 4096
+It answers EAGAIN where it found less than it was asked for.
 """
 
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from tierd.kernel import text
 from tierd.kernel.numa_balancing import DEMOTES
 from tierd.kernel.tunable import Files, KernelFiles
 from tierd.model import PAGE_BYTES, Node, NodeId
-
-_LIMIT_BYTES = 64 << 10
-_INACTIVE = re.compile(r"^Node \d+ Inactive\(file\): +(\d+) kB$", re.MULTILINE)
-_DEMOTED = re.compile(r"^pgdemote_proactive (\d+)$", re.MULTILINE)
 
 
 def can_demote(node: NodeId, root: Path = Path("/")) -> bool:
@@ -41,29 +32,6 @@ def has_lower(node: Node, nodes: Iterable[Node]) -> bool:
     tiers = [other.kernel_tier for other in nodes if other.total_bytes]
     own = node.kernel_tier
     return own is not None and any(tier is not None and tier > own for tier in tiers)
-
-
-def read_inactive_bytes(node: NodeId, root: Path = Path("/")) -> int:
-    """Returns the page cache of a node that was not used again of late; 0 where the node has gone.
-
-    Raises:
-        UnexpectedContent: meminfo is not as documented.
-    """
-    path = _folder(node, root) / "meminfo"
-    content = text.read(path, _LIMIT_BYTES)
-    if content is None:
-        return 0
-    found = _INACTIVE.search(content)
-    if found is None:
-        raise text.UnexpectedContent(path, content, "Inactive(file) in kB")
-    return int(found[1]) << 10
-
-
-def read_demoted_pages(node: NodeId, root: Path = Path("/")) -> int:
-    """Returns how many of a node's pages were ever demoted because somebody asked for it."""
-    content = text.read(_folder(node, root) / "vmstat", _LIMIT_BYTES)
-    found = _DEMOTED.search(content or "")
-    return int(found[1]) if found else 0
 
 
 def demote(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's own counts of moved pages: /proc/vmstat.
+"""The kernel's own counts of moved pages: /proc/vmstat, and a node's own.
 
 The names are those of vmstat_text in mm/vmstat.c, and which of them exist depends on the kernel's
 version and build::
@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from tierd.kernel import text
+from tierd.model import NodeId
 
 _LIMIT_BYTES = 256 << 10
 
@@ -37,13 +38,13 @@ class Vmstat:
 _NAMES = tuple(field.name for field in fields(Vmstat))
 
 
-def read_vmstat(root: Path = Path("/")) -> Vmstat:
-    """Reads the counters.
+def read_vmstat(root: Path = Path("/"), node: NodeId | None = None) -> Vmstat:
+    """Reads the counters, of all nodes or one, which does not have all of them.
 
     Raises:
         UnexpectedContent: a line is not a name and a number.
     """
-    path = root / "proc/vmstat"
+    path = root / ("proc/vmstat" if node is None else f"sys/devices/system/node/node{node}/vmstat")
     content = text.read(path, _LIMIT_BYTES) or ""
     try:
         counts = dict(line.split() for line in content.splitlines())

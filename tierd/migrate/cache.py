@@ -12,13 +12,16 @@ from collections.abc import Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Self
 
 from tierd.errors import TierdError, UnsupportedKernel
 from tierd.journal import EntryId, Journal
 from tierd.kernel import numa_balancing, page_cache, text
+from tierd.kernel.nodes import read_inactive_cache
 from tierd.kernel.tunable import Files, KernelFiles
+from tierd.kernel.vmstat import read_vmstat
 from tierd.model import PAGE_BYTES, NodeId, Policy, Tier, Topology
 
 log = logging.getLogger("tierd")
@@ -155,9 +158,8 @@ class Cache:
     def _most_inactive(self, topology: Topology, tier: Tier) -> tuple[NodeId, int]:
         """Returns the node of a tier with the most that may go, and how many bytes that is."""
         nodes = self._leavable(topology) & {*tier.nodes}
-        sizes = {node: page_cache.read_inactive_bytes(node, self._root) for node in nodes}
-        node = max(sizes, key=lambda n: sizes[n], default=tier.nodes[0])
-        return node, sizes.get(node, 0)
+        sizes = ((node, read_inactive_cache(node, self._root)) for node in nodes)
+        return max(sizes, key=itemgetter(1), default=(tier.nodes[0], 0))
 
     def _leavable(self, topology: Topology) -> frozenset[NodeId]:
         """Returns the nodes whose page cache the kernel would demote, and not drop."""
@@ -172,13 +174,17 @@ class Cache:
 
     def _ask(self, node: NodeId, size_bytes: int) -> int:
         """Returns how many pages were demoted."""
-        before = page_cache.read_demoted_pages(node, self._root)
+        before = self._demoted_pages(node)
         try:
             page_cache.demote(node, size_bytes, self._root, self._files)
         except OSError as error:
             level = logging.DEBUG if error.errno in PASSING else logging.WARNING
             log.log(level, "page cache of node %d cannot make way: %s", node, error)
-        return max(page_cache.read_demoted_pages(node, self._root) - before, 0)
+        return max(self._demoted_pages(node) - before, 0)
+
+    def _demoted_pages(self, node: NodeId) -> int:
+        """Returns how many were ever demoted because somebody asked for it."""
+        return read_vmstat(self._root, node).pgdemote_proactive or 0
 
     def _take_in(self, policy: Policy, now_s: float) -> None:
         """Counts what was demoted; where that was little, some time passes until the next try."""

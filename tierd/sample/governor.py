@@ -112,23 +112,24 @@ class Governor:
         if self._pending is not None:
             self._pending.exception()
 
-    def _measure(self, now_s: float) -> float | None:
-        """Returns its CPU time; None where it has stopped, which its reader tells."""
+    def _measure(self, now_s: float) -> tuple[float, float] | None:
+        """Returns its CPU time, and its percent of a core since it was judged.
+
+        None where it has stopped, which its reader tells.
+        """
         try:
             cpu_s = task.cpu_s(self._kdamond)
         except ProcessLookupError:
             return None
-        self._cpu_percent = 100 * (cpu_s - self._cpu_s) / (now_s - self._judged_s)
-        return cpu_s
+        self._cpu_percent = used = 100 * (cpu_s - self._cpu_s) / (now_s - self._judged_s)
+        return cpu_s, used
 
     def _judge(self, now_s: float, budget_percent: float) -> None:
-        cpu_s = self._measure(now_s)
-        if cpu_s is None or self._cpu_percent is None:
+        measured = self._measure(now_s)
+        if measured is None:
             return
-        self._cpu_s, self._judged_s = cpu_s, now_s
-        self._pending_thrift = tuning.next_thrift(
-            self._thrift, used=self._cpu_percent, budget=budget_percent
-        )
+        (self._cpu_s, used), self._judged_s = measured, now_s
+        self._pending_thrift = tuning.next_thrift(self._thrift, used=used, budget=budget_percent)
         if self._pending_thrift != self._thrift:
             self._pending = self._worker.submit(self._commit, self._pending_thrift)
 
