@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.unit import fake_damon
 from tests.unit.fake_damon import ADMIN, FakeDamon
@@ -139,8 +140,8 @@ def sleeper(fake: FakeDamon) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def snapshot(at_s: float) -> Snapshot:
-    return Snapshot(target_id=0, at_s=at_s, regions=REGIONS)
+def snapshot(at_s: float, regions: NDArray[np.void] = REGIONS) -> Snapshot:
+    return Snapshot(target_id=0, at_s=at_s, regions=regions)
 
 
 Target = subprocess.Popen[bytes]
@@ -598,16 +599,17 @@ def test_intervals_that_the_kernel_tuned_are_read_back(
 
 
 RANGE = range(1 << 20, 3 << 20)
+PAGES = np.array([(start, start + 4096, 1, 0) for start in RANGE[::4096]], REGION)
 
 
 @pytest.fixture
 def looking(open_session: Open, target: Target, monkeypatch: pytest.MonkeyPatch) -> Session:
-    """A session whose looks are over at once, and see REGIONS."""
+    """A session whose looks are over at once, and see PAGES."""
     monkeypatch.setattr(zoom, "POLL_S", 0.0)
     monkeypatch.setattr(zoom, "RingReader", FakeRing)
     sampled = open_session(zoom=True)
     sampled.watch(Pid(target.pid))
-    FakeRing.waiting = [snapshot(3.0)]
+    FakeRing.waiting = [snapshot(3.0, PAGES)]
     return sampled
 
 
@@ -620,12 +622,11 @@ def test_a_look_is_at_single_pages_of_a_range(
     setup = {k.removeprefix(context): v for k, v in fake.writes if k.startswith(context)}
     assert setup["operations"] == "fvaddr"
     assert setup["targets/0/pid_target"] == str(target.pid)
-    pages = (RANGE.stop - RANGE.start) // 4096
+    assert (f"{context}targets/0/regions/nr_regions", "1") in fake.writes
     assert setup["targets/0/regions/0/start"] == str(RANGE.start)
-    assert setup["targets/0/regions/1/start"] == setup["targets/0/regions/0/end"]
-    assert setup[f"targets/0/regions/{pages - 1}/end"] == str(RANGE.stop)
-    assert setup["monitoring_attrs/nr_regions/min"] == str(pages)
-    assert setup["monitoring_attrs/nr_regions/max"] == str(pages)
+    assert setup["targets/0/regions/0/end"] == str(RANGE.stop)
+    assert setup["monitoring_attrs/nr_regions/min"] == str(len(PAGES))
+    assert setup["monitoring_attrs/nr_regions/max"] == str(len(PAGES))
     assert setup["monitoring_attrs/intervals/sample_us"] == "100000"
 
     (found,) = looking.poll()
@@ -633,9 +634,29 @@ def test_a_look_is_at_single_pages_of_a_range(
     assert found.zoomed
     assert (found.pid, found.sample_s, found.aggregation_s) == (target.pid, 0.1, 1.0)
     assert found.at_s == 3.0
-    assert found.regions is REGIONS
-    assert looking.zoomed_pages == pages
+    assert found.regions is PAGES
+    assert looking.zoomed_pages == len(PAGES)
     assert looking.can_zoom
+
+
+def test_to_a_kernel_that_cuts_nothing_a_region_is_given_for_each_page(
+    fake: FakeDamon, looking: Session, target: Target
+) -> None:
+    uncut = PAGES[:1].copy()
+    uncut["end"] = RANGE.stop
+    FakeRing.waiting = [snapshot(3.0, uncut)]
+    looking.zoom(Pid(target.pid), RANGE.start, RANGE.stop, per_page_s=10.0)
+    assert looking.poll() == []
+    assert looking.zoomed_pages == 0
+
+    FakeRing.waiting = [snapshot(4.0, PAGES)]
+    looking.zoom(Pid(target.pid), RANGE.start, RANGE.stop, per_page_s=10.0)
+    regions = f"{ADMIN}/{SLOTS - 2}/contexts/0/targets/0/regions/"
+    given = {k.removeprefix(regions): v for k, v in fake.writes if k.startswith(regions)}
+    assert given["1/start"] == given["0/end"]
+    assert given[f"{len(PAGES) - 1}/end"] == str(RANGE.stop)
+    (found,) = looking.poll()
+    assert found.regions is PAGES
 
 
 def test_a_look_leaves_nothing(fake: FakeDamon, looking: Session, target: Target) -> None:

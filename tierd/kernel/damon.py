@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from tierd.errors import Conflict, TierdError, UnsupportedKernel
 from tierd.kernel.tunable import Files, KernelFiles
-from tierd.model import PAGE_BYTES, REGION, Action, NodeShare, Pid, Quota, Scheme
+from tierd.model import REGION, Action, NodeShare, Pid, Quota, Scheme
 
 SlotIndex = NewType("SlotIndex", int)
 T = TypeVar("T")
@@ -206,14 +206,18 @@ class Admin:
         self._write(targets / "nr_targets", 1)
         self._write(targets / "0/pid_target", pid)
 
-    def set_pages(self, index: SlotIndex, start: int, pages: int) -> None:
-        """Limits a slot with FVADDR operations, whose target is set, to pages, a region each.
+    def set_range(self, index: SlotIndex, start: int, end: int, regions: int) -> None:
+        """Limits a slot with FVADDR operations, whose target is set, to a range.
 
-        It takes some microseconds a page; none is left for 0.
+        Args:
+            index: the slot.
+            start: an address of a page, likewise `end`.
+            end: where it ends.
+            regions: of equal size, that it begins with; each takes some microseconds. 0 for none.
         """
-        regions = self._context(index) / "targets/0/regions"
-        self._write(regions / "nr_regions", pages)
-        self._files.write_ranges(regions, start, PAGE_BYTES, pages)
+        folder = self._context(index) / "targets/0/regions"
+        self._write(folder / "nr_regions", regions)
+        self._files.write_ranges(folder, start, (end - start) // max(regions, 1), regions)
 
     def set_up(self, index: SlotIndex, setup: Setup) -> None:
         """Writes a setup into the slot; it holds from the next `on` or `commit`."""

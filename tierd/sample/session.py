@@ -283,6 +283,9 @@ class Session:
         self._kdamonds.stop(look.claimed.entry)
         if found is None:
             return []
+        if not found.is_by_page:
+            self._lens.kernel_cuts = False
+            return []
         took_s = time.monotonic() - look.begun_s
         self._lens.note(look.frame, cpu_s=found.cpu_s, took_s=took_s)
         self.zoomed_pages += look.frame.pages

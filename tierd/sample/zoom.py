@@ -3,7 +3,9 @@
 
 It begins with a region for each page, and keeps them: DAMON joins no regions beyond the range's
 size over `nr_regions/min`, and cuts none while it has more than half of `nr_regions/max`. So one
-aggregation is all that is wanted.
+aggregation is all that is wanted. Later kernels begin with a range cut so (7.2 does, 6.12 does not;
+mm/damon/core.c: damon_apply_min_nr_regions). To others a region for each page is to be given, which
+costs more than all the rest of a look.
 """
 
 import threading
@@ -35,12 +37,13 @@ POLL_S, GIVEN_UP_S = 0.02, 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What is looked at, SAMPLES times."""
+    """What is looked at, SAMPLES times; the kernel is given it in so many `regions`."""
 
     pid: Pid
     start: int
     end: int
     sample_us: int
+    regions: int
 
     @property
     def pages(self) -> int:
@@ -68,6 +71,12 @@ class Found:
     accesses: Accesses
     cpu_s: float
 
+    @property
+    def is_by_page(self) -> bool:
+        """Whether it was at each page by itself."""
+        regions = self.accesses.regions
+        return bool((regions["end"] - regions["start"] <= PAGE_BYTES).all())
+
 
 class Lens:
     """How much is looked at: as many pages as the budget allows, by what the last look has cost."""
@@ -75,6 +84,8 @@ class Lens:
     def __init__(self) -> None:
         self._pages = PAGES_FIRST
         self._percent = 100.0
+        self.kernel_cuts = True
+        """Whether the kernel cuts a range into pages, as far as known."""
 
     def frame(
         self, pid: Pid, start: int, end: int, *, per_page_s: float, base_us: int, percent: float
@@ -93,7 +104,8 @@ class Lens:
         sample_us = round(min(max(1e6 / max(per_page_s, 1e-6), base_us), STRETCH * base_us))
         self._percent = percent
         end = min(end, start + self._pages * PAGE_BYTES)
-        return Frame(pid=pid, start=start, end=end, sample_us=sample_us)
+        regions = 1 if self.kernel_cuts else (end - start) // PAGE_BYTES
+        return Frame(pid=pid, start=start, end=end, sample_us=sample_us, regions=regions)
 
     def note(self, frame: Frame, *, cpu_s: float, took_s: float) -> None:
         """Takes in what a look has cost, and how long it took until the next one may begin.
@@ -150,7 +162,7 @@ class Look:
         admin, slot = self._admin, self.claimed.slot
         admin.set_up(slot, self.frame.setup(self.claimed.change.mark_us))
         admin.set_target(slot, self.frame.pid)
-        admin.set_pages(slot, self.frame.start, self.frame.pages)
+        admin.set_range(slot, self.frame.start, self.frame.end, self.frame.regions)
         kdamond = None if self._is_cancelled.is_set() else admin.turn_on(slot)
         if kdamond is None:
             return None
@@ -160,7 +172,7 @@ class Look:
             return None
         cpu_s = task.cpu_s(kdamond)
         admin.command(slot, "off")
-        admin.set_pages(slot, 0, 0)  # here, since it takes as long as to make them
+        admin.set_range(slot, 0, 0, 0)  # here, since it takes as long as to make them
         return Found(accesses=accesses, cpu_s=cpu_s + time.thread_time() - begun_s)
 
     def _read(self, reader: Reader) -> Accesses | None:
