@@ -10,7 +10,7 @@ from tierd.decide.heat import coalesce, cut, means, overlay, rate_of
 from tierd.model import Accesses, Policy
 
 UNEQUAL = 1.5
-"""Variance of the pages' counts, in means of them, from which they are of more than one kind."""
+"""Variance of the pages' counts, in that of one kind, from which they are of more than one."""
 NEAR_ALL = 0.9
 """Seen accessed in this share of the intervals a page may be hotter than that can tell."""
 
@@ -58,7 +58,7 @@ def magnify(pieces: NDArray[np.void], accesses: Accesses, policy: Policy) -> NDA
 
 def is_unequal(accesses: Accesses) -> bool:
     """Tells whether a zoomed snapshot has found pages of more than one kind."""
-    return bool(_bounds(*_counts(accesses)))
+    return bool(_bounds(*_counts(accesses), accesses.max_accesses))
 
 
 def _runs(accesses: Accesses) -> NDArray[np.void]:
@@ -67,7 +67,7 @@ def _runs(accesses: Accesses) -> NDArray[np.void]:
     `rate` is the mean of all pages of the kind; `is_bound` tells that it may be higher.
     """
     regions, (count, size) = accesses.regions, _counts(accesses)
-    bounds = _bounds(count, size)
+    bounds = _bounds(count, size, accesses.max_accesses)
     kind = np.searchsorted(bounds, count)
     begins = np.ones(len(regions), np.bool_)
     begins[1:] = (kind[1:] != kind[:-1]) | (regions["start"][1:] != regions["end"][:-1])
@@ -90,19 +90,20 @@ def _counts(accesses: Accesses) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     return count, (regions["end"] - regions["start"]).astype(np.float64)
 
 
-def _bounds(count: NDArray[np.intp], size: NDArray[np.float64]) -> list[int]:
+def _bounds(count: NDArray[np.intp], size: NDArray[np.float64], most: int) -> list[int]:
     """Returns the highest count of each kind of pages but the hottest, the coldest first.
 
-    Of one kind counts vary by accident as in a binomial distribution, whose variance is below its
-    mean. Where it is far above that, there are two at least, which Otsu's method parts: where the
-    means of what is below and above differ most. Each of them is then tried likewise.
+    Of one kind counts vary by accident as in a binomial distribution of `most` trials. Where their
+    variance is far above its, there are two at least, which Otsu's method parts: where the means
+    of what is below and above differ most. Each of them is then tried likewise.
     """
     found, todo = [], [(0, np.bincount(count, size))]
     while todo:
         first, bytes_of = todo.pop()
         values = first + np.arange(len(bytes_of))
         total, mean = bytes_of.sum(), np.average(values, weights=bytes_of)
-        if np.average((values - mean) ** 2, weights=bytes_of) <= UNEQUAL * mean:
+        by_accident = mean * (1 - mean / most)
+        if np.average((values - mean) ** 2, weights=bytes_of) <= UNEQUAL * by_accident:
             continue
         below = np.cumsum(bytes_of)[:-1]
         gap = np.cumsum(bytes_of * values)[:-1] - below * mean

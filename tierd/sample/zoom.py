@@ -22,7 +22,7 @@ from tierd.model import PAGE_BYTES, Accesses, Pid
 from tierd.sample.kdamonds import Claimed
 from tierd.sample.reader import Reader, RingReader
 
-PAGES_LEAST, PAGES_FIRST, PAGES_MOST = 64, 512, 8192
+PAGES_LEAST, PAGES_FIRST, PAGES_MOST = 64, 2048, 8192
 STEP = 4.0
 """The next range has at most so many times the pages of the one before, or so few."""
 TICK_S = 0.01
