@@ -17,7 +17,7 @@ from tierd.decide.latency import Latencies, Way, closed, take_in
 from tierd.decide.pins import NO_PINS, add, by_name, remove, within
 from tierd.decide.placement import Elsewhere, plan
 from tierd.decide.settle import settle, unsettle
-from tierd.decide.zoom import most_doubtful
+from tierd.decide.zoom import awaits_look, most_doubtful
 from tierd.discover.targets import pins_by_name
 from tierd.discover.tenants import Tenants
 from tierd.errors import NotFound, TierdError
@@ -544,7 +544,7 @@ class Daemon:
         pieces = watched.pieces
         if not isinstance(pinned, bool):
             pieces = pieces.take(np.flatnonzero(~(pinned | fixed)))
-        return Target(
+        target = Target(
             pid=watched.process.pid,
             pieces=watched.pieces,
             ceiling=most,
@@ -553,6 +553,9 @@ class Daemon:
             rests=watched.pin is None and self._rests(watched, pieces, most, now_s),
             tenant=self.tenants.index(watched.process.cgroup),
         )
+        if not watched.is_looked_at(now_s):
+            return target
+        return replace(target, awaits_look=awaits_look(target, now_s=now_s))
 
     def _decide(self, targets: list[Target], rooms: list[TierRoom], now_s: float) -> Plan:
         self._close(rooms)
@@ -586,8 +589,10 @@ class Daemon:
             return
         due = [target for target in targets if self.watched[target.pid].zoom_at_s <= now_s]
         doubt = most_doubtful(due, self.policy(), now_s=now_s, gaps_ns=self.gaps_ns)
-        if doubt is not None:
-            self.sampler.zoom(doubt.pid, doubt.start, doubt.end, per_page_s=doubt.per_page_s)
+        if doubt is not None and self.sampler.zoom(
+            doubt.pid, doubt.start, doubt.end, per_page_s=doubt.per_page_s
+        ):
+            self.watched[doubt.pid].note_look(now_s)
 
     # Migrate
 

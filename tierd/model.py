@@ -379,9 +379,9 @@ class Target:
     """A process and its pieces (dtype PIECE), sorted and disjoint.
 
     `ceiling` is the heat above which its samples cannot tell pieces apart. What is `pinned` counts
-    as hotter than all else, and makes way for nobody; what is `fixed` is not moved at all. Of a
-    target that `rests` nothing else is moved up. `tenant` is an index into those that the plan is
-    for.
+    as hotter than all else, and makes way for nobody; what is `fixed` is not moved at all. What
+    `awaits_look` is about to be looked at page by page. Of a target that `rests` nothing else is
+    moved up. `tenant` is an index into those that the plan is for.
     """
 
     pid: Pid
@@ -389,6 +389,7 @@ class Target:
     ceiling: float
     pinned: Flags = False
     fixed: Flags = False
+    awaits_look: Flags = False
     rests: bool = False
     tenant: int = 0
 
@@ -434,6 +435,7 @@ class Kept(StrEnum):
     SHARE = "its tenant has its share"
     LOADED = "the faster tier is the slower one under its load"
     PINNED = "it is pinned where it is"
+    LOOK = "its pages are to be looked at one by one first"
 
 
 KEPT_CODE: Mapping[Kept, int] = {why: code for code, why in enumerate(Kept, 1)}

@@ -152,7 +152,6 @@ class _Played:
     way = "recording"
     losses = 0
     zoomed_pages = 0
-    can_zoom = False
     sampling = None
     loads = NO_LOADS
     tuning: Mapping[Pid, Tuning] = {}
@@ -280,14 +279,19 @@ class _Played:
 
     # As a sampler
 
+    @property
+    def can_zoom(self) -> bool:
+        return self.config.damon.zoom
+
     def watch(self, pid: Pid) -> None:
         """Nothing begins: what was recorded is there."""
 
     def unwatch(self, pid: Pid) -> None:
         """Nothing ends."""
 
-    def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> None:
-        """Nothing is looked at but what was."""
+    def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> bool:
+        """Nothing is looked at but what was; it comes when it came."""
+        return self.can_zoom
 
     def poll(self) -> list[Accesses]:
         return self.moment.seen

@@ -18,6 +18,8 @@ STALE_AGGREGATIONS = 4
 
 ZOOM_WAIT_MOST_S = 60.0
 """Between two looks at single pages of a target whose pages were alike again and again."""
+LOOK_SOON_S, LOOKS_S = 5.0, 30.0
+"""Memory waits for a look while the last one began this long ago, and the first of them that."""
 
 
 @dataclass(slots=True)
@@ -33,6 +35,9 @@ class Watched:
     """How often in a row all pages of a range were found alike."""
     zoom_at_s: float = 0.0
     """From when on its single pages may be looked at again."""
+    looked_s: float = -np.inf
+    """When the last look at them began, likewise the first of those that followed each other."""
+    looked_since_s: float = -np.inf
     pin: Pin | None = None
     """Of what neither of these ranges has."""
     pins: NDArray[np.void] = field(default_factory=lambda: NO_PINS)
@@ -71,6 +76,16 @@ class Watched:
         self.zooms_in_vain = 0 if is_unequal(accesses) else self.zooms_in_vain + 1
         wait_s = min(ZOOM_WAIT_MOST_S, 2.0 ** min(self.zooms_in_vain, 10) - 1)
         self.zoom_at_s = accesses.at_s + wait_s
+
+    def note_look(self, now_s: float) -> None:
+        """Takes in that a look at single pages begins."""
+        if now_s - self.looked_s > LOOKS_S:
+            self.looked_since_s = now_s
+        self.looked_s = now_s
+
+    def is_looked_at(self, now_s: float) -> bool:
+        """Whether looks at single pages go on, and have not for so long that it may be for ever."""
+        return now_s - self.looked_s < LOOK_SOON_S and now_s - self.looked_since_s < LOOKS_S
 
     def is_fresh(self, now_s: float) -> bool:
         seen = self.accesses

@@ -76,8 +76,8 @@ class Replay:
         self.begun_s.pop(pid, None)
         self._played.pop(pid, None)
 
-    def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> None:
-        """Nothing is looked at."""
+    def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> bool:
+        return False
 
     def poll(self) -> list[Accesses]:
         now_s, due = self.clock(), []

@@ -47,7 +47,7 @@ from tierd.model import (
     TierKind,
     Topology,
 )
-from tierd.watched import STALE_AGGREGATIONS
+from tierd.watched import STALE_AGGREGATIONS, Watched
 
 
 def budget(mbps: float, mode: Mode = Mode.PLACE) -> Config:
@@ -466,12 +466,13 @@ class Looking(FakeSampler):
         self.counts, self.looks = counts, 0
         self.seen: list[Accesses] = []
 
-    def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> None:
+    def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> bool:
         first = (start - SPAN.start) // PAGE_BYTES
         edges = np.arange(first, min(first + PAGES // 16, PAGES) + 1)
         counts = np.resize(self.counts, len(edges) - 1)
         self.seen.append(replace(snapshot(edges, counts, self.machine.now_s), zoomed=True))
         self.looks += 1
+        return True
 
     def poll(self) -> list[Accesses]:
         seen, self.seen = self.seen, []
@@ -489,6 +490,18 @@ def test_pages_that_are_alike_are_looked_at_ever_more_rarely(
     sampler = Looking(lukewarm, machine, counts)
     machine.rounds(machine.daemon(sampler), 200)
     assert least <= sampler.looks <= most
+
+
+def test_memory_waits_for_looks_while_they_go_on_but_not_for_ever() -> None:
+    watched = Watched(a_process(HOT))
+    assert not watched.is_looked_at(100.0)
+    for now_s in np.arange(100.0, 140.0):
+        watched.note_look(now_s)
+        assert watched.is_looked_at(now_s + 1) == (now_s < 129)
+    assert not watched.is_looked_at(150.0)
+    watched.note_look(200.0)
+    assert watched.is_looked_at(204.0)
+    assert not watched.is_looked_at(206.0)
 
 
 def test_what_is_pinned_where_it_is_stays(machine: Machine) -> None:

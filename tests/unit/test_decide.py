@@ -171,6 +171,23 @@ def test_hottest_bytes_take_the_room_first() -> None:
     assert made.kept_codes.tolist() == [KEPT_CODE[Kept.NO_ROOM], 0, KEPT_CODE[Kept.NO_ROOM]]
 
 
+def test_what_is_looked_at_soon_waits_where_not_all_finds_room() -> None:
+    """The first is clearly hotter than what is left out, and the third is known by its pages."""
+    made = pieces(*((100 * n, 100, heat * HOT, [0, 1]) for n, heat in enumerate((5, 1.3, 1.2, 1))))
+    target = Target(
+        pid=Pid(1), pieces=made, ceiling=np.inf, awaits_look=np.array([True, True, False, True])
+    )
+
+    def rising(free_pages: int) -> tuple[list[int], dict[Kept, int]]:
+        found = plan([target], rooms(free_pages, 1000), POLICY, now_s=0.0, budget_bytes=1 << 40)
+        assert found.moves["destination"].tolist() == [0] * len(found.moves)
+        first = (found.moves["start"] - BASE) // PAGE_BYTES
+        return first.tolist(), {why: size // PAGE_BYTES for why, size in found.kept.items()}
+
+    assert rising(300) == ([0, 200], {Kept.LOOK: 100, Kept.NO_ROOM: 100})
+    assert rising(400) == ([0, 100, 200, 300], {})
+
+
 def test_demotions_come_before_the_promotions_that_need_their_room() -> None:
     made = decide(pieces((0, 100, 0, [1]), (100, 60, HOT, [0, 1])), rooms(10, 1000))
     assert made.moves["destination"].tolist() == [1, 0]

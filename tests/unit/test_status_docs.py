@@ -91,7 +91,7 @@ class OneHotRange:
     def unwatch(self, pid: Pid) -> None:
         raise AssertionError(pid)
 
-    def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> None:
+    def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> bool:
         raise AssertionError(pid)
 
     def gone(self) -> list[Pid]:

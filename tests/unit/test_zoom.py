@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What single pages tell, and where they are looked at, over a simulated process."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -8,7 +10,7 @@ from numpy.typing import NDArray
 from tests.unit.world import AGGREGATION_S, BASE, World, snapshot
 from tierd.decide.heat import ceiling, is_zoomed, score
 from tierd.decide.magnify import magnify
-from tierd.decide.zoom import most_doubtful
+from tierd.decide.zoom import awaits_look, most_doubtful
 from tierd.model import PAGE_BYTES, REGION, Accesses, Pid, Target
 
 PAGES, FAST = 4096, 1200
@@ -116,3 +118,19 @@ def test_pages_that_are_seen_nearly_always_are_told_apart_still() -> None:
     first = (world.pieces["start"].astype(np.int64) - BASE) // PAGE_BYTES
     heat = np.repeat(score(world.pieces), np.diff(np.r_[first, PAGES]))
     assert heat[rate > 20].mean() > 2 * heat[rate < 20].mean()
+
+
+def test_what_was_looked_at_or_is_too_small_for_it_awaits_no_look() -> None:
+    world, _ = sparse(0, 1, 2.0, 0.0)
+    play(world, 10, looks=False)
+    world.pieces = magnify(world.pieces, world.zoomed(0, PAGES // 2), world.policy)
+    target = Target(pid=Pid(1), pieces=world.pieces, ceiling=ceiling(world.sample()))
+    awaits = awaits_look(target, now_s=world.now_s)
+    looked = is_zoomed(world.pieces)
+    assert not awaits[looked].any()
+    assert awaits[~looked].mean() > 0.8
+    assert not awaits_look(replace(target, fixed=True), now_s=world.now_s).any()
+    assert not awaits_look(replace(target, ceiling=0.0), now_s=world.now_s).any()
+    few = world.pieces[-1:].copy()
+    few["end"] = few["start"] + 8 * PAGE_BYTES
+    assert not awaits_look(replace(target, pieces=few), now_s=world.now_s).any()

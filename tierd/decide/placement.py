@@ -13,6 +13,10 @@ as hot as the one it displaces, so that near-equals don't swap places. How hot t
 really are, sampling cannot tell; so a byte near that ceiling is worth a move whatever the move
 costs.
 
+Where not all that rises finds room, what is about to be looked at page by page waits for that,
+unless it is clearly hotter than what is left out: its best pages rise then, and need not make way
+for each other.
+
 Room beyond what hot bytes have taken lately is for warm ones: nobody makes way for these, so that
 they have longer to pay back their moves, and need not be hot beyond doubt.
 
@@ -52,7 +56,7 @@ Floats = NDArray[np.float64]
 NEAR_CEILING = 0.25
 """Share of the samples' ceiling from which a piece counts as hot beyond measure."""
 
-WAITING = (Kept.BUDGET, Kept.NO_ROOM, Kept.SHARE)
+WAITING = (Kept.BUDGET, Kept.NO_ROOM, Kept.SHARE, Kept.LOOK)
 """Why hot bytes are left where they are that may be moved later."""
 
 EVERYBODY = Tenant(name="")
@@ -152,6 +156,7 @@ def plan(
         pieces=pieces,
         ceiling=ceiling,
         pinned=_by_piece([t.pinned for t in targets], lengths),
+        awaits_look=_by_piece([t.awaits_look for t in targets], lengths),
         rests=np.repeat([t.rests for t in targets], lengths),
         tenant=np.repeat([t.tenant for t in targets], lengths),
         tenants=tenants,
@@ -225,6 +230,7 @@ class _Steps:
         pieces: NDArray[np.void],
         ceiling: Floats,
         pinned: NDArray[np.bool_],
+        awaits_look: NDArray[np.bool_],
         rests: NDArray[np.bool_],
         tenant: NDArray[np.intp],
         tenants: Sequence[Tenant],
@@ -247,6 +253,7 @@ class _Steps:
         self.times = times_the_mean(self.bytes) if sorted_by_kernel else None
         self.ceiling = ceiling
         self.pinned = pinned
+        self.awaits_look = awaits_look
         self.rests = rests & ~pinned
         self.tenant, self.tenants, self.elsewhere = tenant, tenants, elsewhere
         self.weight = np.array([each.weight for each in tenants])
@@ -374,7 +381,9 @@ class _Steps:
         """
         below, (budget, rising_budget) = self._below(rank), budgets
         wanted = self._wanted(rank, rising, sinking, room)
-        promoted = _up_to(wanted, min(_affordable(budget, room), rising_budget))
+        awaits = self._awaits_look(rising, wanted)
+        may_rise = np.where(awaits, 0.0, wanted)
+        promoted = _up_to(may_rise, min(_affordable(budget, room), rising_budget))
         promoted = self._with_ripples(rank, rising, promoted, room=room, budget=budget)
         evicted = max(promoted.sum() - room if wanted.any() else 0.0, shortfall)
         if not wanted.any():
@@ -383,11 +392,18 @@ class _Steps:
 
         self._owe_idle(rank, rising, float((rising.size - wanted).sum()))
         self._note_lack(rank, rising, wanted, sinking, room)
-        self._keep(Kept.BUDGET, rising.piece, wanted - promoted)
+        self._keep(Kept.BUDGET, rising.piece, may_rise - promoted)
+        self._keep(Kept.LOOK, rising.piece, wanted - may_rise)
         full = Kept.NO_ROOM if len(self.tenants) == 1 else Kept.SHARE
         self._keep(full, rising.piece, rising.size - wanted)
         self._promote(rising, promoted, rank)
         self._demote(sinking, demoted, rank, spare=budget - promoted.sum() - demoted.sum())
+
+    def _awaits_look(self, rising: _Stock, wanted: Floats) -> NDArray[np.bool_]:
+        """Tells what of that which rises is to be looked at first."""
+        left_out = rising.heat[rising.size - wanted >= PAGE_BYTES]
+        clear = self.policy.hysteresis * left_out.max(initial=0.0)
+        return np.asarray(self.awaits_look[rising.piece] & (rising.heat < clear), np.bool_)
 
     def _note_lack(
         self, rank: int, rising: _Stock, wanted: Floats, sinking: _Stock, room: float

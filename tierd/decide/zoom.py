@@ -29,7 +29,7 @@ MOST_PAGES = 4096
 MOST_PIECES = 1 << 15
 """No more is cut once a target has so many pieces: each takes its part of every round."""
 
-LACKS_ROOM = [KEPT_CODE[why] for why in (Kept.NO_ROOM, Kept.SHARE)]
+LACKS_ROOM = [KEPT_CODE[why] for why in (Kept.NO_ROOM, Kept.SHARE, Kept.LOOK)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +67,9 @@ def _most_doubtful(target: Target, hot: float, now_s: float) -> Doubt | None:
     pieces = target.pieces
     if target.rests or not 0 < len(pieces) <= MOST_PIECES:
         return None
-    is_due = ~is_zoomed(pieces) | (now_s - pieces["zoomed_s"] > AGAIN_S)
-    is_due &= np.logical_not(target.fixed)  # whatever its pages are, they stay
-    end = _ends(pieces, is_due)
+    is_due, end = _due(target, now_s)
     length = end - pieces["start"]
-    is_worth_it = is_due & (length >= LEAST_PAGES * PAGE_BYTES) & _is_doubtful(target, hot)
+    is_worth_it = is_due & _is_doubtful(target, hot)
     accesses_s = np.where(
         is_worth_it, score(pieces) * np.minimum(length, MOST_PAGES * PAGE_BYTES), 0
     )
@@ -87,6 +85,23 @@ def _most_doubtful(target: Target, hot: float, now_s: float) -> Doubt | None:
     )
 
 
+def awaits_look(target: Target, *, now_s: float) -> NDArray[np.bool_]:
+    """Tells the pieces that are looked at soon if they lack room."""
+    if not 0 < len(target.pieces) <= MOST_PIECES:
+        return np.zeros(len(target.pieces), np.bool_)
+    is_due, _ = _due(target, now_s)
+    return np.asarray(is_due & _is_unsure(target), np.bool_)
+
+
+def _due(target: Target, now_s: float) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
+    """Tells the pieces that may be looked at now, and where what may be with each ends."""
+    pieces = target.pieces
+    is_due = ~is_zoomed(pieces) | (now_s - pieces["zoomed_s"] > AGAIN_S)
+    is_due &= np.logical_not(target.fixed)  # whatever its pages are, they stay
+    end = _ends(pieces, is_due)
+    return is_due & (end - pieces["start"] >= LEAST_PAGES * PAGE_BYTES), end
+
+
 def _ends(pieces: NDArray[np.void], is_due: NDArray[np.bool_]) -> NDArray[np.uint64]:
     """Returns for each piece where the pieces that adjoin it, and are due likewise, end."""
     parted = (pieces["start"][1:] != pieces["end"][:-1]) | (is_due[1:] != is_due[:-1])
@@ -100,5 +115,10 @@ def _is_doubtful(target: Target, hot: float) -> NDArray[np.bool_]:
     hides_hot = slow & (heat < hot) & (heat >= HIDDEN * hot)
     lacks_room = np.isin(pieces["kept"], LACKS_ROOM)
     makes_way = ~slow & lacks_room.any() & (heat >= hot)
-    is_unsure = (heat < SURE * target.ceiling) & (pieces["end"] - pieces["start"] > PAGE_BYTES)
-    return np.asarray((hides_hot | lacks_room | makes_way) & is_unsure, np.bool_)
+    return np.asarray((hides_hot | lacks_room | makes_way) & _is_unsure(target), np.bool_)
+
+
+def _is_unsure(target: Target) -> NDArray[np.bool_]:
+    pieces = target.pieces
+    is_one = pieces["end"] - pieces["start"] <= PAGE_BYTES
+    return np.asarray((score(pieces) < SURE * target.ceiling) & ~is_one, np.bool_)

@@ -117,13 +117,13 @@ class Fused:
         looks, self._looks = self._looks, []
         return self._damon.poll() + [look for look in looks if look.pid in self._hits]
 
-    def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> None:
+    def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> bool:
         known = self._hits[pid].look(pid, start, end) if pid in self._hits else None
         if known is not None:
             self._looks.append(known)
             self._hit_pages += int((known.regions["nr_accesses"] > 0).sum())
-        elif self._damon.can_zoom:
-            self._damon.zoom(pid, start, end, per_page_s=per_page_s)
+            return True
+        return self._damon.zoom(pid, start, end, per_page_s=per_page_s)
 
     def gone(self) -> list[Pid]:
         gone = self._damon.gone()

@@ -70,8 +70,10 @@ class Sampler(Protocol):
         """Whether zoom() would begin something now."""
         ...
 
-    def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> None:
+    def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> bool:
         """Begins to look at single pages, of a range as far as the budget allows.
+
+        Returns whether it has begun.
 
         What is seen comes from poll(), seconds later, as a zoomed snapshot; or never.
 

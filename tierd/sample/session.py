@@ -255,10 +255,10 @@ class Session:
     def can_zoom(self) -> bool:
         return self._zooms and self._tracepoint is not None and self._look is None
 
-    def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> None:
+    def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> bool:
         watch, tracepoint = self._watches.get(pid), self._tracepoint
         if watch is None or tracepoint is None or not self.can_zoom:
-            return
+            return False
         frame = self._lens.frame(
             pid,
             start,
@@ -276,6 +276,7 @@ class Session:
             log.debug("single pages are not looked at now: %s", error)
         else:
             self._look = Look(frame, claimed, self._admin, tracepoint, worker=self._looker)
+        return self._look is not None
 
     def _end_look(self, look: Look) -> list[Accesses]:
         """Returns what was seen, if anything was."""
