@@ -381,8 +381,7 @@ class _Steps:
         """
         below, (budget, rising_budget) = self._below(rank), budgets
         wanted = self._wanted(rank, rising, sinking, room)
-        awaits = self._awaits_look(rising, wanted)
-        may_rise = np.where(awaits, 0.0, wanted)
+        may_rise = self._without_awaiting(rising, wanted)
         promoted = _up_to(may_rise, min(_affordable(budget, room), rising_budget))
         promoted = self._with_ripples(rank, rising, promoted, room=room, budget=budget)
         evicted = max(promoted.sum() - room if wanted.any() else 0.0, shortfall)
@@ -393,17 +392,20 @@ class _Steps:
         self._owe_idle(rank, rising, float((rising.size - wanted).sum()))
         self._note_lack(rank, rising, wanted, sinking, room)
         self._keep(Kept.BUDGET, rising.piece, may_rise - promoted)
-        self._keep(Kept.LOOK, rising.piece, wanted - may_rise)
         full = Kept.NO_ROOM if len(self.tenants) == 1 else Kept.SHARE
         self._keep(full, rising.piece, rising.size - wanted)
         self._promote(rising, promoted, rank)
         self._demote(sinking, demoted, rank, spare=budget - promoted.sum() - demoted.sum())
 
-    def _awaits_look(self, rising: _Stock, wanted: Floats) -> NDArray[np.bool_]:
-        """Tells what of that which rises is to be looked at first."""
+    def _without_awaiting(self, rising: _Stock, wanted: Floats) -> Floats:
+        """Returns how much of what is worth moving up need not be looked at first."""
+        if not self.awaits_look.any():
+            return wanted
         left_out = rising.heat[rising.size - wanted >= PAGE_BYTES]
         clear = self.policy.hysteresis * left_out.max(initial=0.0)
-        return np.asarray(self.awaits_look[rising.piece] & (rising.heat < clear), np.bool_)
+        waits = self.awaits_look[rising.piece] & (rising.heat < clear)
+        self._keep(Kept.LOOK, rising.piece, wanted * waits)
+        return np.where(waits, 0.0, wanted)
 
     def _note_lack(
         self, rank: int, rising: _Stock, wanted: Floats, sinking: _Stock, room: float

@@ -65,9 +65,9 @@ def most_doubtful(
 
 def _most_doubtful(target: Target, hot: float, now_s: float) -> Doubt | None:
     pieces = target.pieces
-    if target.rests or not 0 < len(pieces) <= MOST_PIECES:
-        return None
     is_due, end = _due(target, now_s)
+    if target.rests or not is_due.any():
+        return None
     length = end - pieces["start"]
     is_worth_it = is_due & _is_doubtful(target, hot)
     accesses_s = np.where(
@@ -87,8 +87,6 @@ def _most_doubtful(target: Target, hot: float, now_s: float) -> Doubt | None:
 
 def awaits_look(target: Target, *, now_s: float) -> NDArray[np.bool_]:
     """Tells the pieces that are looked at soon if they lack room."""
-    if not 0 < len(target.pieces) <= MOST_PIECES:
-        return np.zeros(len(target.pieces), np.bool_)
     is_due, _ = _due(target, now_s)
     return np.asarray(is_due & _is_unsure(target), np.bool_)
 
@@ -96,6 +94,8 @@ def awaits_look(target: Target, *, now_s: float) -> NDArray[np.bool_]:
 def _due(target: Target, now_s: float) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
     """Tells the pieces that may be looked at now, and where what may be with each ends."""
     pieces = target.pieces
+    if not 0 < len(pieces) <= MOST_PIECES:
+        return np.zeros(len(pieces), np.bool_), pieces["end"]
     is_due = ~is_zoomed(pieces) | (now_s - pieces["zoomed_s"] > AGAIN_S)
     is_due &= np.logical_not(target.fixed)  # whatever its pages are, they stay
     end = _ends(pieces, is_due)
