@@ -3,17 +3,16 @@
 
 import logging
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from tierd.config import Rival
 from tierd.errors import Conflict, UnsupportedKernel
-from tierd.journal import EntryId, Journal
+from tierd.held import Held
 from tierd.kernel import numa_balancing, text
 
 log = logging.getLogger("tierd")
 
+OWNER = "numa_balancing"
 LEAVE_OUT = 'leave numa_balancing = "cooperate" out of [conflicts]'
 
 
@@ -22,21 +21,14 @@ class Arbiter:
     """Does what is configured, at the start and once a round: anybody may change it meanwhile.
 
     Args:
-        journal: has what was turned on or off, to be put back.
-        root: where /proc is.
+        held: has what was turned on or off, to be put back.
     """
 
-    journal: Journal
-    root: Path = Path("/")
+    held: Held
     note: str | None = None
     """What the status tells: that the kernel places pages, and what follows for tierd."""
     cooperates: bool = False
     """Whether the kernel promotes single pages now as it is asked to, beside tierd."""
-
-    _entries: list[EntryId] = field(default_factory=list)
-    _held: Mapping[str, str | None] = field(default_factory=dict)
-    """What is held for the cooperation, by path, and within which limit."""
-    _limit_mbps: int = 0
 
     def may_move(
         self, wanted: Rival, *, moves: bool, rests: bool = False, budget_mbps: float = math.inf
@@ -58,17 +50,16 @@ class Arbiter:
         shares = moves and wanted is Rival.COOPERATE
         self.cooperates = shares and not rests
         if not takes_over and not self.cooperates:
-            self._put_back()
+            self.held.let_go(OWNER)
         if self.cooperates:
             self._turn_on(math.ceil(min(budget_mbps, numa_balancing.MOST_MBPS)))
-        mode = numa_balancing.read_mode(self.root)
+        mode = numa_balancing.read_mode(self.held.root)
         if shares or not mode:
             self.note = None
             return moves
         says = f"numa_balancing is {mode}: the kernel {numa_balancing.describe(mode)}"
         if takes_over:
-            self._put_back()  # of an earlier time there is nothing left to put back
-            self._set({numa_balancing.PATH: numa_balancing.OFF})
+            self.held.hold(OWNER, {numa_balancing.PATH: numa_balancing.OFF})
             log.info("%s; it is off until tierd ends", says)
             return True
         if moves and wanted is Rival.REFUSE:
@@ -84,39 +75,19 @@ class Arbiter:
 
     def _turn_on(self, limit_mbps: int) -> None:
         """Has the kernel promote single pages, and demote for them."""
-        if self._held == self._tiering() and self._limit_mbps == limit_mbps:
-            return
-        self._put_back()
-        mode, limit = (
-            text.read_int(self.root / path) for path in (numa_balancing.PATH, numa_balancing.LIMIT)
-        )
-        if mode is None or limit is None or None in self._tiering().values():
+        mode, limit = self._otherwise(numa_balancing.PATH), self._otherwise(numa_balancing.LIMIT)
+        demotes = text.read(self.held.root / numa_balancing.DEMOTES)
+        if mode is None or limit is None or demotes is None:
             raise UnsupportedKernel("this kernel places no pages by itself", hint=LEAVE_OUT)
-        self._set(
-            {
-                numa_balancing.PATH: str(mode | numa_balancing.PROMOTES),
-                numa_balancing.LIMIT: str(min(limit, limit_mbps)),
-                numa_balancing.DEMOTES: numa_balancing.YES,
-            }
-        )
-        self._held, self._limit_mbps = self._tiering(), limit_mbps
-        log.info("the kernel promotes single pages, and demotes, until tierd ends")
+        wanted = {
+            numa_balancing.PATH: str(mode | numa_balancing.PROMOTES),
+            numa_balancing.LIMIT: str(min(limit, limit_mbps)),
+            numa_balancing.DEMOTES: numa_balancing.YES,
+        }
+        if self.held.hold(OWNER, wanted):
+            log.info("the kernel promotes single pages, and demotes, until tierd ends")
 
-    def _tiering(self) -> Mapping[str, str | None]:
-        """What of the kernel's is held while it cooperates, as it is now."""
-        paths = (numa_balancing.PATH, numa_balancing.LIMIT, numa_balancing.DEMOTES)
-        return {path: text.read(self.root / path) for path in paths}
-
-    def _set(self, values: Mapping[str, str]) -> None:
-        for path, value in values.items():
-            entry = self.journal.write(self.root / path, value)
-            if entry is not None:
-                self._entries.append(entry)
-
-    def _put_back(self) -> None:
-        self._held = {}
-        while self._entries:
-            told = self.journal.revert(self._entries[-1])
-            self._entries.pop()
-            if told is not None:
-                log.info("undone: %s", told)
+    def _otherwise(self, path: str) -> int | None:
+        """What a setting would be if it were not held."""
+        change = self.held.change(path)
+        return text.read_int(self.held.root / path) if change is None else int(change.before)

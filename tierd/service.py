@@ -38,6 +38,7 @@ from tierd.discover.topology import discover
 from tierd.drains import Drains
 from tierd.errors import Conflict, TierdError
 from tierd.handover import USE_MOVE_PAGES, Handover, require_fit
+from tierd.held import Held
 from tierd.journal import Journal
 from tierd.kernel.cxl_events import CxlEvents
 from tierd.kernel.damon import Admin
@@ -389,8 +390,9 @@ def _set_up(
     _require_tiers(topology)
     settings = command_line.on_top_of(files)
     check_tenants(settings.tenants, topology.tiers)
-    arbiter = Arbiter(journal=journal)
-    cache = stack.enter_context(Cache(journal))
+    held = Held(journal)
+    arbiter = Arbiter(held=held)
+    cache = stack.enter_context(Cache(held))  # waits for the kernel before all is put back
     if settings.migrate.demote_cache:
         cache.require(topology)
     may_move = _may_move(arbiter, settings)

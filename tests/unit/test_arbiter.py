@@ -10,8 +10,10 @@ import pytest
 from tierd.arbiter import Arbiter
 from tierd.config import Rival
 from tierd.errors import Conflict, UnsupportedKernel
+from tierd.held import Held
 from tierd.journal import Journal
 from tierd.kernel import numa_balancing
+from tierd.kernel.tunable import KernelFiles
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def write(root: Path, value: str) -> None:
 
 @pytest.fixture
 def arbiter(root: Path, journal: Journal) -> Arbiter:
-    return Arbiter(journal=journal, root=root)
+    return Arbiter(held=Held(journal, root))
 
 
 @pytest.mark.parametrize("wanted", [rival for rival in Rival if rival is not Rival.COOPERATE])
@@ -58,6 +60,7 @@ def arbiter(root: Path, journal: Journal) -> Arbiter:
 def test_nothing_is_done_where_it_is_off_or_absent(
     root: Path,
     arbiter: Arbiter,
+    journal: Journal,
     wanted: Rival,
     moves: bool,
     value: str | None,
@@ -66,24 +69,26 @@ def test_nothing_is_done_where_it_is_off_or_absent(
     if value is not None:
         write(root, value)
     assert arbiter.may_move(wanted, moves=moves) == moves
-    assert not arbiter.journal.changes
+    assert not journal.changes
     assert not caplog.records
 
 
 @pytest.mark.parametrize("wanted", Rival)
-def test_who_only_observes_changes_nothing(root: Path, arbiter: Arbiter, wanted: Rival) -> None:
+def test_who_only_observes_changes_nothing(
+    root: Path, arbiter: Arbiter, journal: Journal, wanted: Rival
+) -> None:
     write(root, "1")
     assert not arbiter.may_move(wanted, moves=False)
     assert mode(root) == "1"
-    assert not arbiter.journal.changes
+    assert not journal.changes
 
 
-def test_it_is_turned_off_and_put_back(root: Path, arbiter: Arbiter) -> None:
+def test_it_is_turned_off_and_put_back(root: Path, arbiter: Arbiter, journal: Journal) -> None:
     write(root, "3")
     assert arbiter.may_move(Rival.TAKE_OVER, moves=True)
     assert mode(root) == "0"
     assert arbiter.note is None
-    list(arbiter.journal.undo())
+    list(journal.undo())
     assert mode(root) == "3"
 
 
@@ -91,31 +96,31 @@ def test_it_is_turned_off_and_put_back(root: Path, arbiter: Arbiter) -> None:
     ("wanted", "moves"), [(Rival.TAKE_OVER, False), (Rival.IGNORE, True), (Rival.OBSERVE, True)]
 )
 def test_it_is_put_back_when_it_is_no_more_to_be_off(
-    root: Path, arbiter: Arbiter, wanted: Rival, moves: bool
+    root: Path, arbiter: Arbiter, journal: Journal, wanted: Rival, moves: bool
 ) -> None:
     write(root, "1")
     arbiter.may_move(Rival.TAKE_OVER, moves=True)
     arbiter.may_move(wanted, moves=moves)
     assert mode(root) == "1"
-    assert not arbiter.journal.changes
+    assert not journal.changes
 
 
-def test_it_is_turned_off_again_and_again(root: Path, arbiter: Arbiter) -> None:
+def test_it_is_turned_off_again_and_again(root: Path, arbiter: Arbiter, journal: Journal) -> None:
     """As where another tool sets it now and then. One change is recorded, the last."""
     for value in ("1", "2", "1"):
         write(root, value)
         assert arbiter.may_move(Rival.TAKE_OVER, moves=True)
         assert mode(root) == "0"
-        assert len(arbiter.journal.changes) == 1
-    list(arbiter.journal.undo())
+        assert len(journal.changes) == 1
+    list(journal.undo())
     assert mode(root) == "1"
 
 
-def test_what_others_write_meanwhile_stays(root: Path, arbiter: Arbiter) -> None:
+def test_what_others_write_meanwhile_stays(root: Path, arbiter: Arbiter, journal: Journal) -> None:
     write(root, "1")
     arbiter.may_move(Rival.TAKE_OVER, moves=True)
     write(root, "2")
-    list(arbiter.journal.undo())
+    list(journal.undo())
     assert mode(root) == "2"
 
 
@@ -149,7 +154,7 @@ def test_it_is_left_on_and_told_once(
 
 @pytest.mark.parametrize(("before", "meanwhile"), [("0", "2"), ("1", "3"), ("2", "2")])
 def test_it_is_turned_on_to_cooperate_and_put_back(
-    root: Path, arbiter: Arbiter, before: str, meanwhile: str
+    root: Path, arbiter: Arbiter, journal: Journal, before: str, meanwhile: str
 ) -> None:
     write(root, before)
     for _ in range(2):
@@ -157,7 +162,7 @@ def test_it_is_turned_on_to_cooperate_and_put_back(
         assert tiering(root) == (meanwhile, "256", "true")
         assert arbiter.cooperates
         assert arbiter.note is None
-    list(arbiter.journal.undo())
+    list(journal.undo())
     assert tiering(root) == (before, "65536", "false")
 
 
@@ -169,34 +174,55 @@ def test_a_limit_is_not_raised(root: Path, arbiter: Arbiter) -> None:
         assert tiering(root) == ("2", limit, "true")
 
 
-def test_it_is_turned_on_again_where_others_turn_it_off(root: Path, arbiter: Arbiter) -> None:
+def test_it_demotes_throughout_where_the_limit_is_another(
+    root: Path, arbiter: Arbiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or what page cache was asked to make way meanwhile would be dropped."""
+    written = list[str]()
+    write_file = KernelFiles.write
+
+    def note(self: KernelFiles, path: Path, value: str) -> None:
+        written.append(str(path.relative_to(root)))
+        write_file(self, path, value)
+
+    monkeypatch.setattr(KernelFiles, "write", note)
+    write(root, "0")
+    for budget_mbps in (20, 50):
+        arbiter.may_move(Rival.COOPERATE, moves=True, budget_mbps=budget_mbps)
+        assert tiering(root) == ("2", str(budget_mbps), "true")
+    assert written.count(numa_balancing.DEMOTES) == 1
+
+
+def test_it_is_turned_on_again_where_others_turn_it_off(
+    root: Path, arbiter: Arbiter, journal: Journal
+) -> None:
     write(root, "0")
     arbiter.may_move(Rival.COOPERATE, moves=True, budget_mbps=20)
     write(root, "1")
     arbiter.may_move(Rival.COOPERATE, moves=True, budget_mbps=20)
     assert tiering(root) == ("3", "20", "true")
-    list(arbiter.journal.undo())
+    list(journal.undo())
     assert tiering(root) == ("1", "65536", "false")
 
 
-def test_it_is_put_back_while_moves_rest(root: Path, arbiter: Arbiter) -> None:
+def test_it_is_put_back_while_moves_rest(root: Path, arbiter: Arbiter, journal: Journal) -> None:
     write(root, "0")
     arbiter.may_move(Rival.COOPERATE, moves=True, budget_mbps=20)
     assert arbiter.may_move(Rival.COOPERATE, moves=True, rests=True)
     assert not arbiter.cooperates
     assert tiering(root) == ("0", "65536", "false")
-    assert not arbiter.journal.changes
+    assert not journal.changes
 
 
 @pytest.mark.parametrize(
     "lacks", [numa_balancing.PATH, numa_balancing.LIMIT, numa_balancing.DEMOTES]
 )
 def test_a_kernel_that_cannot_cooperate_is_refused(
-    root: Path, arbiter: Arbiter, lacks: str
+    root: Path, arbiter: Arbiter, journal: Journal, lacks: str
 ) -> None:
     write(root, "0")
     (root / lacks).unlink()
     with pytest.raises(UnsupportedKernel, match="places no pages by itself") as caught:
         arbiter.may_move(Rival.COOPERATE, moves=True)
     assert "cooperate" in (caught.value.hint or "")
-    assert not arbiter.journal.changes
+    assert not journal.changes

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.unit import trees
+from tierd.arbiter import Arbiter
+from tierd.config import Rival
 from tierd.discover.topology import discover
 from tierd.errors import TierdError, UnsupportedKernel
+from tierd.held import Held
 from tierd.journal import Journal
 from tierd.kernel import numa_balancing
 from tierd.kernel.nodes import read_inactive_cache
@@ -90,8 +93,13 @@ def kernel(root: Path) -> Kernel:
 
 
 @pytest.fixture
-def cache(root: Path, journal: Journal, kernel: Kernel) -> Iterator[Cache]:
-    with Cache(journal, root, kernel) as cache:
+def held(root: Path, journal: Journal) -> Held:
+    return Held(journal, root)
+
+
+@pytest.fixture
+def cache(held: Held, kernel: Kernel) -> Iterator[Cache]:
+    with Cache(held, kernel) as cache:
         yield cache
 
 
@@ -193,23 +201,22 @@ def test_it_is_told_where_the_kernel_may_not_be_asked(
     assert len(warned) == is_told
 
 
-def test_the_kernel_demotes_while_it_is_to_and_then_as_it_did(root: Path, cache: Cache) -> None:
+def test_the_kernel_demotes_while_it_is_to_and_then_as_it_did(
+    root: Path, cache: Cache, journal: Journal
+) -> None:
     for wanted in (True, True, False, False, True):
         cache.hold(wanted)
         assert demotes(root) == ("true" if wanted else "false")
-    assert len(cache.journal.changes) == 1
-    list(cache.journal.undo())
+    assert len(journal.changes) == 1
+    list(journal.undo())
     assert demotes(root) == "false"
 
 
-def test_what_was_asked_for_is_done_before_the_kernel_would_drop_it(
-    root: Path,
-    topology: Topology,
-    cache: Cache,
-    kernel: Kernel,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.fixture
+def asked_late(
+    topology: Topology, cache: Cache, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It begins when it is waited for, and asserts that the kernel still demotes."""
+    """What is asked for begins when it is waited for; the kernel asserts that it still demotes."""
     wait = cache.wait
 
     def begin_and_wait() -> None:
@@ -220,17 +227,60 @@ def test_what_was_asked_for_is_done_before_the_kernel_would_drop_it(
     kernel.may_begin.clear()
     cache.hold(True)
     cache.make_room(topology, (MIB,), POLICY, interval_s=INTERVAL_S, most_bytes=MIB, now_s=0)
+
+
+@pytest.mark.usefixtures("asked_late")
+def test_what_was_asked_for_is_done_before_the_kernel_would_drop_it(
+    root: Path, topology: Topology, cache: Cache
+) -> None:
     cache.hold(False)
     assert demotes(root) == "false"
     ask(cache, topology, 0)
     assert cache.moved_pages == MIB // PAGE_BYTES
 
 
-def test_who_has_the_kernel_demote_himself_keeps_it(root: Path, cache: Cache) -> None:
+@pytest.fixture
+def arbiter(root: Path, held: Held) -> Arbiter:
+    """One that has the kernel promote already, and demote."""
+    (root / numa_balancing.PATH).write_text("0\n")
+    (root / numa_balancing.LIMIT).write_text("65536\n")
+    arbiter = Arbiter(held=held)
+    arbiter.may_move(Rival.COOPERATE, moves=True)
+    return arbiter
+
+
+@pytest.mark.usefixtures("arbiter", "asked_late")
+@pytest.mark.parametrize(("moves", "rests"), [(True, True), (False, False)])
+def test_it_is_done_before_the_kernel_drops_it_where_it_promotes_too(
+    root: Path, topology: Topology, arbiter: Arbiter, cache: Cache, moves: bool, rests: bool
+) -> None:
+    """The daemon asks the arbiter first, and then the cache."""
+    arbiter.may_move(Rival.COOPERATE, moves=moves, rests=rests)
+    assert demotes(root) == "true"
+    cache.hold(False)
+    assert demotes(root) == "false"
+    ask(cache, topology, 0)
+    assert cache.moved_pages == MIB // PAGE_BYTES
+
+
+def test_the_kernel_demotes_on_where_page_cache_ends_first(
+    root: Path, arbiter: Arbiter, cache: Cache, journal: Journal
+) -> None:
+    cache.hold(True)
+    cache.hold(False)
+    assert demotes(root) == "true"
+    arbiter.may_move(Rival.COOPERATE, moves=True, rests=True)
+    assert demotes(root) == "false"
+    assert not journal.changes
+
+
+def test_who_has_the_kernel_demote_himself_keeps_it(
+    root: Path, cache: Cache, journal: Journal
+) -> None:
     (root / numa_balancing.DEMOTES).write_text("true\n")
     cache.hold(True)
     cache.hold(False)
-    assert not cache.journal.changes
+    assert not journal.changes
     assert demotes(root) == "true"
 
 
@@ -269,7 +319,7 @@ def test_without_a_lower_tier_the_kernel_would_drop_it(tmp_path: Path, journal: 
     for node in flat.glob("sys/devices/system/node/node*"):
         (node / "reclaim").write_text("")
     with (
-        Cache(journal, flat) as cache,
+        Cache(Held(journal, flat)) as cache,
         pytest.raises(UnsupportedKernel, match="memory that it has as a lower tier"),
     ):
         cache.require(discover((), flat))

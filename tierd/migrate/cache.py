@@ -13,11 +13,10 @@ from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import itemgetter
-from pathlib import Path
 from typing import Self
 
 from tierd.errors import TierdError, UnsupportedKernel
-from tierd.journal import EntryId, Journal
+from tierd.held import Held
 from tierd.kernel import numa_balancing, page_cache, text
 from tierd.kernel.nodes import read_inactive_cache
 from tierd.kernel.tunable import Files, KernelFiles
@@ -26,6 +25,7 @@ from tierd.model import PAGE_BYTES, NodeId, Policy, Tier, Topology
 
 log = logging.getLogger("tierd")
 
+OWNER = "page cache"
 LEAVE_OUT = "leave demote_cache out of [migrate]"
 SERVICE = (
     "put [Service] and ReadWritePaths=/sys/devices/system/node into: systemctl edit tierd, and "
@@ -54,19 +54,14 @@ class Cache:
     """A context in which page cache may be asked to make way, by a thread of its own.
 
     Args:
-        journal: has the kernel's setting, to be put back.
-        root: where /proc and /sys are.
+        held: has the kernel's setting, to be put back.
         files: how the kernel is asked.
     """
 
-    def __init__(
-        self, journal: Journal, root: Path = Path("/"), files: Files | None = None
-    ) -> None:
+    def __init__(self, held: Held, files: Files | None = None) -> None:
         self.moved_pages = 0
-        self.journal = journal
-        self._root = root
+        self._held, self._root = held, held.root
         self._files: Files = files or KernelFiles()
-        self._entry: EntryId | None = None
         self._is_held = False
         self._asked: _Asked | None = None
         self._refusals, self._rests_until_s = 0, float("-inf")
@@ -114,11 +109,8 @@ class Cache:
         """
         if not wanted:
             self.wait()
-            self._put_back()
-        elif not self._demotes():
-            self._put_back()  # of an earlier time there is nothing left to put back
-            path = self._root / numa_balancing.DEMOTES
-            self._entry = self.journal.write(path, numa_balancing.YES)
+            self._held.let_go(OWNER)
+        elif self._held.hold(OWNER, {numa_balancing.DEMOTES: numa_balancing.YES}):
             log.info("the kernel demotes page cache when asked to, until tierd ends")
         self._is_held = wanted
 
@@ -201,10 +193,3 @@ class Cache:
 
     def _demotes(self) -> bool:
         return text.read(self._root / numa_balancing.DEMOTES) == numa_balancing.YES
-
-    def _put_back(self) -> None:
-        if self._entry is not None:
-            told = self.journal.revert(self._entry)
-            self._entry = None
-            if told is not None:
-                log.info("undone: %s", told)
