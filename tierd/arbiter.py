@@ -80,9 +80,9 @@ class Arbiter:
         if mode is None or limit is None or demotes is None:
             raise UnsupportedKernel("this kernel places no pages by itself", hint=LEAVE_OUT)
         wanted = {
-            numa_balancing.PATH: str(mode | numa_balancing.PROMOTES),
-            numa_balancing.LIMIT: str(min(limit, limit_mbps)),
             numa_balancing.DEMOTES: numa_balancing.YES,
+            numa_balancing.LIMIT: str(min(limit, limit_mbps)),
+            numa_balancing.PATH: str(mode | numa_balancing.PROMOTES),
         }
         if self.held.hold(OWNER, wanted):
             log.info("the kernel promotes single pages, and demotes, until tierd ends")

@@ -174,10 +174,9 @@ def test_a_limit_is_not_raised(root: Path, arbiter: Arbiter) -> None:
         assert tiering(root) == ("2", limit, "true")
 
 
-def test_it_demotes_throughout_where_the_limit_is_another(
-    root: Path, arbiter: Arbiter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or what page cache was asked to make way meanwhile would be dropped."""
+@pytest.fixture
+def written(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that were written, in order."""
     written = list[str]()
     write_file = KernelFiles.write
 
@@ -186,11 +185,28 @@ def test_it_demotes_throughout_where_the_limit_is_another(
         write_file(self, path, value)
 
     monkeypatch.setattr(KernelFiles, "write", note)
+    return written
+
+
+def test_it_demotes_throughout_where_the_limit_is_another(
+    root: Path, arbiter: Arbiter, written: list[str]
+) -> None:
+    """Or what page cache was asked to make way meanwhile would be dropped."""
     write(root, "0")
     for budget_mbps in (20, 50):
         arbiter.may_move(Rival.COOPERATE, moves=True, budget_mbps=budget_mbps)
         assert tiering(root) == ("2", str(budget_mbps), "true")
     assert written.count(numa_balancing.DEMOTES) == 1
+
+
+def test_it_promotes_only_within_the_limit_and_while_it_demotes(
+    root: Path, arbiter: Arbiter, written: list[str]
+) -> None:
+    write(root, "0")
+    arbiter.may_move(Rival.COOPERATE, moves=True, budget_mbps=20)
+    arbiter.may_move(Rival.COOPERATE, moves=True, rests=True)
+    on = [numa_balancing.DEMOTES, numa_balancing.LIMIT, numa_balancing.PATH]
+    assert written == [*on, *reversed(on)]
 
 
 def test_it_is_turned_on_again_where_others_turn_it_off(
