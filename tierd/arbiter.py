@@ -46,22 +46,19 @@ class Arbiter:
             UnsupportedKernel: it is to be on, and the kernel has none.
             OSError, TierdError: it cannot be turned on or off, or not put back.
         """
-        takes_over = moves and wanted is Rival.TAKE_OVER
         shares = moves and wanted is Rival.COOPERATE
         self.cooperates = shares and not rests
-        if not takes_over and not self.cooperates:
-            self.held.let_go(OWNER)
-        if self.cooperates:
+        if moves and wanted is Rival.TAKE_OVER:
+            self._turn_off()
+        elif self.cooperates:
             self._turn_on(math.ceil(min(budget_mbps, numa_balancing.MOST_MBPS)))
+        else:
+            self.held.let_go(OWNER)
         mode = numa_balancing.read_mode(self.held.root)
         if shares or not mode:
             self.note = None
             return moves
-        says = f"numa_balancing is {mode}: the kernel {numa_balancing.describe(mode)}"
-        if takes_over:
-            self.held.hold(OWNER, {numa_balancing.PATH: numa_balancing.OFF})
-            log.info("%s; it is off until tierd ends", says)
-            return True
+        says = _says(mode)
         if moves and wanted is Rival.REFUSE:
             raise Conflict(says, hint=numa_balancing.TURN_OFF)
         if moves and wanted is Rival.OBSERVE:
@@ -72,6 +69,11 @@ class Arbiter:
             log.warning("%s", says)
         self.note = says
         return moves and wanted is Rival.IGNORE
+
+    def _turn_off(self) -> None:
+        mode = numa_balancing.read_mode(self.held.root)
+        if mode is not None and self.held.hold(OWNER, {numa_balancing.PATH: numa_balancing.OFF}):
+            log.info("%s; it is off until tierd ends", _says(mode))
 
     def _turn_on(self, limit_mbps: int) -> None:
         """Has the kernel promote single pages, and demote for them."""
@@ -91,3 +93,7 @@ class Arbiter:
         """What a setting would be if it were not held."""
         change = self.held.change(path)
         return text.read_int(self.held.root / path) if change is None else int(change.before)
+
+
+def _says(mode: int) -> str:
+    return f"numa_balancing is {mode}: the kernel {numa_balancing.describe(mode)}"

@@ -2,8 +2,7 @@
 """Settings of the kernel that parts of tierd hold, each until none of them wants it any more."""
 
 import logging
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 
 from tierd.journal import EntryId, Journal, Tunable
@@ -24,20 +23,21 @@ class Held:
         self.root = root
         self._journal = journal
         self._entries: dict[str, EntryId] = {}
-        self._wanted: defaultdict[str, set[str]] = defaultdict(set)
+        self._wanted: dict[str, Set[str]] = {}
 
     def hold(self, owner: str, values: Mapping[str, str]) -> bool:
         """Sets what somebody wants where it is otherwise; returns whether any of it was.
 
         Args:
-            owner: who wants it, until it lets go.
+            owner: who wants it until it lets go, and nothing more of what it wanted before.
             values: by path below the root, in the order in which they are set.
 
         Raises:
-            OSError, TierdError: one cannot be set; the owner has let go of all.
+            OSError, TierdError: one cannot be set, or not be put back; the owner has let go of all.
         """
-        self._wanted[owner] |= values.keys()
+        self._wanted[owner] = values.keys()
         try:
+            self._put_back_unwanted()
             written = [path for path, value in values.items() if self._set(path, value)]
         except BaseException:
             self.let_go(owner)
@@ -51,9 +51,7 @@ class Held:
             OSError, TierdError: that fails; it is tried again when anybody lets go.
         """
         self._wanted.pop(owner, None)
-        wanted = set[str]().union(*self._wanted.values())
-        for path in reversed([path for path in self._entries if path not in wanted]):
-            self._put_back(path)
+        self._put_back_unwanted()
 
     def change(self, path: str) -> Tunable | None:
         """Returns how a setting was changed, None where it is not as it was set here."""
@@ -72,6 +70,11 @@ class Held:
         if entry is not None:
             self._entries[path] = entry
         return entry is not None
+
+    def _put_back_unwanted(self) -> None:
+        wanted = set[str]().union(*self._wanted.values())
+        for path in reversed([path for path in self._entries if path not in wanted]):
+            self._put_back(path)
 
     def _put_back(self, path: str) -> None:
         if path in self._entries:

@@ -152,6 +152,20 @@ def test_it_is_left_on_and_told_once(
     assert arbiter.note is None
 
 
+@pytest.mark.parametrize("before", ["0", "1"])
+def test_from_cooperation_it_is_taken_over(
+    root: Path, arbiter: Arbiter, journal: Journal, before: str
+) -> None:
+    write(root, before)
+    as_it_was = tiering(root)
+    arbiter.may_move(Rival.COOPERATE, moves=True, budget_mbps=64)
+    assert arbiter.may_move(Rival.TAKE_OVER, moves=True)
+    assert tiering(root) == ("0", *as_it_was[1:])
+    arbiter.may_move(Rival.IGNORE, moves=True)
+    assert tiering(root) == as_it_was
+    assert not journal.changes
+
+
 @pytest.mark.parametrize(("before", "meanwhile"), [("0", "2"), ("1", "3"), ("2", "2")])
 def test_it_is_turned_on_to_cooperate_and_put_back(
     root: Path, arbiter: Arbiter, journal: Journal, before: str, meanwhile: str

@@ -95,6 +95,16 @@ def test_what_two_hold_stays_until_the_last_lets_go(
     assert not journal.changes
 
 
+def test_what_one_wants_no_more_is_put_back(root: Path, held: Held, files: Files) -> None:
+    held.hold("one", ALL)
+    held.hold("other", {"b": "1"})
+    files.writes.clear()
+    assert not held.hold("one", {"a": "1"})
+    assert files.writes == [("c", "0")]
+    held.let_go("other")
+    assert now(root) == {**BEFORE, "a": "1"}
+
+
 def test_what_was_so_by_itself_is_left_so(root: Path, held: Held, journal: Journal) -> None:
     (root / "b").write_text("1\n")
     held.hold("one", ALL)

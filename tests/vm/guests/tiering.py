@@ -103,9 +103,9 @@ def within(cgroup: str, command: Sequence[str]) -> list[str]:
     return ["sh", "-c", enter, cgroup, *command]
 
 
-def tell(guest: Guest, command: str) -> None:
+def tell(guest: Guest, *command: str) -> None:
     """Has the running tierd told something by tierctl."""
-    guest.run(["tierctl", command, "--config", f"{FOLDER}/tierd.toml"])
+    guest.run(["tierctl", *command, "--config", f"{FOLDER}/tierd.toml"])
 
 
 def until(load: Hotset, running: Tierd, holds: Callable[[], bool]) -> None:
