@@ -10,7 +10,7 @@ import numpy as np
 from tierd.arenas import OUTCOMES, Far, Steered
 from tierd.daemon import Daemon
 from tierd.decide.heat import ceiling, score
-from tierd.decide.placement import is_hot
+from tierd.decide.worth import is_hot
 from tierd.model import Rank, Tier, TierRoom
 from tierd.sample.sampler import Sampler
 from tierd.watched import Watched

@@ -15,8 +15,9 @@ from tierd.decide.guard import judge, promotable
 from tierd.decide.heat import ceiling, fold
 from tierd.decide.latency import Latencies, Way, closed, take_in
 from tierd.decide.pins import NO_PINS, add, by_name, remove, within
-from tierd.decide.placement import Elsewhere, plan
+from tierd.decide.placement import plan
 from tierd.decide.settle import settle, unsettle
+from tierd.decide.shares import Elsewhere
 from tierd.decide.zoom import awaits_look, most_doubtful
 from tierd.discover.targets import pins_by_name
 from tierd.discover.tenants import Tenants

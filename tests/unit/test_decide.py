@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from tests.unit.world import AGGREGATION_S, BASE, World, mapped, snapshot, window
 from tierd.decide.explain import REASONS, Why, explain
 from tierd.decide.heat import coalesce, fold, overlay, rates, score
-from tierd.decide.placement import plan, times_the_mean, warm_from, worthwhile
+from tierd.decide.placement import plan
 from tierd.decide.settle import settle
+from tierd.decide.steps import times_the_mean
+from tierd.decide.worth import warm_from, worthwhile
 from tierd.model import (
     KEPT_CODE,
     PAGE_BYTES,

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from tests.unit.test_decide import FILLING
 from tests.unit.world import BASE
 from tierd.decide.guard import LEAST_BYTES, Guard, judge, promotable, regret
-from tierd.decide.placement import hot_from
+from tierd.decide.worth import hot_from
 from tierd.model import PAGE_BYTES, PIECE, Policy
 
 POLICY = Policy()

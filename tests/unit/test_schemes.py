@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.unit.machine import CXL, DRAM, topology
 from tierd.decide.heat import ceiling, rate_of
-from tierd.decide.placement import hot_from
 from tierd.decide.schemes import WHOLE_BP, Terms, schemes, unfit, with_gap
+from tierd.decide.worth import hot_from
 from tierd.model import (
     PAGE_BYTES,
     REGION,

@@ -7,7 +7,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.decide.placement import is_hot
+from tierd.decide.worth import is_hot
 from tierd.model import KEPT_CODE, MAX_TIERS, PAGE_BYTES, Policy
 
 

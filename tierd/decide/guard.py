@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.decide.heat import score
-from tierd.decide.placement import hot_from, warm_from
 from tierd.decide.settle import MOST_TIMES
+from tierd.decide.worth import hot_from, warm_from
 from tierd.model import PAGE_BYTES, Policy
 
 LEAST_BYTES = 512 * PAGE_BYTES

@@ -19,7 +19,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tierd.decide.placement import HEADROOM_LOW, hot_from
+from tierd.decide.steps import HEADROOM_LOW
+from tierd.decide.worth import hot_from
 from tierd.model import (
     PAGE_BYTES,
     Action,

@@ -8,11 +8,33 @@ memory.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Floats = NDArray[np.float64]
+from tierd.decide.stock import Floats
+from tierd.model import MAX_TIERS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """What tenants have besides targets' pages, and want to have: bytes by tenant and tier.
+
+    Of what they have, `leaves` can be left to others, and of that `idle` has not been used for
+    long; of what they want, `rises` would come to a tier if there were room.
+    """
+
+    has: Floats
+    wants: Floats
+    leaves: Floats
+    idle: Floats
+    rises: Floats
+
+
+def nothing_elsewhere(tenants: int) -> Elsewhere:
+    has, wants, leaves, idle, rises = np.zeros((5, tenants, MAX_TIERS))
+    return Elsewhere(has=has, wants=wants, leaves=leaves, idle=idle, rises=rises)
 
 
 def divide(

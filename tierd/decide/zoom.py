@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.decide.heat import is_zoomed, score
-from tierd.decide.placement import hot_from
+from tierd.decide.worth import hot_from
 from tierd.model import KEPT_CODE, PAGE_BYTES, Kept, Pid, Policy, Target
 
 HIDDEN = 1 / 512

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From which heat on memory is worth a move.
+
+A move must pay back its cost within a horizon. How hot the hottest bytes really are, sampling
+cannot tell; so a byte near that ceiling is worth a move whatever the move costs.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierd.decide.heat import assured
+from tierd.model import PAGE_BYTES, Policy
+
+NEAR_CEILING = 0.25
+"""Share of the samples' ceiling from which a piece counts as hot beyond measure."""
+
+
+def worthwhile(policy: Policy, gap_ns: float) -> float:
+    """Returns the heat, in accesses per byte and second, from which one move pays back."""
+    return policy.payback * policy.move_cost_ns / (gap_ns * policy.horizon_s) / PAGE_BYTES
+
+
+def warm_from(policy: Policy, gap_ns: float) -> float:
+    """Returns the heat from which memory is worth a move into room that nobody else needs."""
+    longer = max(policy.room_horizon_s / policy.horizon_s, 1.0)
+    return worthwhile(policy, gap_ns) / longer
+
+
+def is_hot(
+    pieces: NDArray[np.void], ceiling: float, policy: Policy, gaps_ns: Sequence[float] = ()
+) -> NDArray[np.bool_]:
+    """Tells the pieces worth a move to a faster tier; see hot_from()."""
+    return np.asarray(assured(pieces, policy) >= hot_from(ceiling, policy, gaps_ns), np.bool_)
+
+
+def hot_from(ceiling: float, policy: Policy, gaps_ns: Sequence[float] = ()) -> float:
+    """Returns the heat from which memory is worth a move up by the widest gap.
+
+    Args:
+        ceiling: the heat above which samples cannot tell memory apart.
+        policy: what a move costs, and has to win back.
+        gaps_ns: of a plan; the configured gap where there are none.
+    """
+    gap_ns = max(gaps_ns, default=policy.latency_gap_ns)
+    return min(worthwhile(policy, gap_ns), NEAR_CEILING * ceiling)
