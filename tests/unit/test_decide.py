@@ -704,6 +704,13 @@ def test_what_is_warm_lacks_room_only_where_it_is_to_have_it() -> None:
         assert made.lacks == (70 * PAGE_BYTES,)
 
 
+@pytest.mark.parametrize(("free", "lack"), [(50, 70), (40, 80), (39, 0)])
+def test_what_is_warm_lacks_no_room_that_is_kept_for_what_becomes_hot(free: int, lack: int) -> None:
+    made = pieces((0, 40, HOT, [1]), (40, 80, WARM, [0, 1]))
+    made["moved_s"][0], made["rose"][0] = 0.0, 1
+    assert decide(made, rooms(free, 1000), policy=FILLING).lacks == (lack * PAGE_BYTES,)
+
+
 def test_hot_memory_that_changes_places_lacks_room() -> None:
     both = pieces((0, 100, HOT, [1]), (100, 100, 100 * HOT, [0, 1]))
     made = decide(both, rooms(0, 1000))

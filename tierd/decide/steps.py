@@ -106,7 +106,8 @@ class Steps:
     def _fill_room(self, rank: int, promoted: float) -> None:
         """Has warm bytes take room that hot ones leave.
 
-        As much is kept for what becomes hot next as has risen lately and is still hot.
+        As much is kept for what becomes hot next as has risen lately and is still hot. Until there
+        is more than that, nothing has to make way for warm bytes either.
 
         Args:
             rank: the tier.
@@ -117,7 +118,9 @@ class Steps:
         if any(self.kept[why] >= PAGE_BYTES for why in WAITING):
             return
         reserve = promoted + self._risen(rank) + float(self.elsewhere.rises[:, rank].sum())
-        room = max(float(self.free[rank]) - reserve, 0.0)
+        room = float(self.free[rank]) - reserve
+        if room < 0:
+            return
         warm = self._warm(rank)
         self.lacks[rank] += max(warm.size.sum() - room, 0.0)
         wanted = up_to(warm.size, room)
