@@ -45,12 +45,13 @@ def second(samples: Sequence[Sample]) -> Second:
 def least_pages(first: Sequence[Sample], last: Sequence[Sample], room_pages: int) -> int:
     """Pages that have to be moved to have each hot window in fast memory, and all it holds now.
 
-    What was hot before makes way where there is no room for it.
+    What was there before makes way where there is no room: hot windows, and page cache.
     """
     windows = [1 + end.window - start.window for start, end in zip(first, last, strict=True)]
     hot = sum(end.hot_pages * count for end, count in zip(last, windows, strict=True))
     held = sum(s.hot_on_fast + s.cold_pages - s.cold_on_slow - s.absent for s in last)
-    return max(hot + max(0, hot - room_pages), held)
+    most = max(hot, held)
+    return most + max(0, most - room_pages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ Each in turn with each load, in one slow-node guest, whose slow node is as fast 
 counts is which accesses went to the fast node, not how fast they were, and throughput can only be
 lost. A load begins on the slow node, with an empty page cache and its contender at work; its
 programs tell each second where their accesses went. `moved` is the kernel's count of pages that
-were migrated, whoever's they are.
+were migrated, whoever's they are, but within a node.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from guests.workloads import Hotset, Sample
 from matplotlib.figure import Figure as Picture
 
 from benches._contenders import CONTENDERS, Contender
-from benches._costs import Costs
+from benches._costs import Costs, count_moves
 from benches._loads import LOAD, PLACED, Load, loads, make_database
 from benches._runs import Run, least_pages, second
 from benches.figure import Figure
@@ -87,6 +87,7 @@ def all_tried(cells: Sequence[tuple[Load, Contender]], seconds: int) -> Iterator
     while left:
         try:
             with boot(slow_node(), Kernel.LATEST) as guest:
+                count_moves(guest)
                 while left:
                     yield tried(guest, *left[0], seconds)
                     left.pop(0)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from benches._costs import moved_pages
 from benches._runs import Run, Second, least_pages, second
 from guests.workloads import Sample
 
@@ -83,7 +84,26 @@ def test_the_least_is_each_window_up_and_what_lacks_room_down(
     assert least_pages([sample()], [last], room) == least
 
 
-def test_what_is_held_at_the_end_had_to_be_moved() -> None:
+@pytest.mark.parametrize(("room", "makes_way"), [(1000, 0), (HOT + 20, 30)])
+def test_what_is_held_at_the_end_had_to_be_moved(room: int, makes_way: int) -> None:
     first, last = sample(), sample(fast=HOT)
     held = replace(last, cold_on_slow=COLD - 50)
-    assert least_pages([first], [held], 1000) == HOT + 50
+    assert least_pages([first], [held], room) == HOT + 50 + makes_way
+
+
+def test_what_is_moved_within_a_node_does_not_count() -> None:
+    histogram = """# event histogram
+#
+# trigger info: hist:keys=reason:vals=hitcount,succeeded:sort=hitcount:size=2048 [active]
+#
+
+{ reason:          0 } hitcount:          3  succeeded:         64
+{ reason:          8 } hitcount:         12  succeeded:       1000
+{ reason:          5 } hitcount:        200  succeeded:        200
+
+Totals:
+    Hits: 215
+    Entries: 3
+    Dropped: 0
+"""
+    assert moved_pages(histogram) == 1200
