@@ -33,7 +33,7 @@ from tests.unit.test_status_file import STATUS
 from tests.unit.world import snapshot
 from tierd.cli.status import as_text
 from tierd.config import Config, MigrateConfig, Mode, PolicyConfig
-from tierd.daemon import FIRST_PAGES, LOOK_AGAIN_S, Daemon
+from tierd.daemon import ENOUGH_PAGES, FIRST_PAGES, LOOK_AGAIN_S, Daemon
 from tierd.errors import Conflict
 from tierd.model import (
     PAGE_BYTES,
@@ -69,6 +69,17 @@ def test_the_first_moves_are_few(machine: Machine) -> None:
     moved = machine.rounds(machine.daemon(FakeSampler(half_hot(20), machine)), 8)
     first, second = [pages for pages in moved if pages][:2]
     assert 0 < first <= FIRST_PAGES < second
+
+
+@pytest.mark.parametrize(("pages", "is_enough"), [(ENOUGH_PAGES, True), (ENOUGH_PAGES - 1, False)])
+def test_a_few_that_are_refused_do_not_have_the_next_moves_be_few(
+    machine: Machine, pages: int, is_enough: bool
+) -> None:
+    machine.start(HOT, Memory(SPAN))
+    daemon = machine.daemon(FakeSampler(half_hot(20), machine))
+    daemon.cost.seen_pages = pages
+    first = next(moved for moved in machine.rounds(daemon, 8) if moved)
+    assert (first > FIRST_PAGES) == is_enough
 
 
 def test_a_round_keeps_to_the_budget(machine: Machine) -> None:
