@@ -31,6 +31,8 @@ from tierd.tiers.rdma import RemoteTier, rdma
 
 LAYER_BYTES, FAST, LAYERS, DONORS = 1 << 20, 32, 64, 3
 WORK_BYTES = 4 << 20
+PATIENCE_S = 30
+"""How much longer it goes on at most, until all is on two donors again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,18 +106,20 @@ def _sweep(
     steps: Steps, work: Work, space: RemoteSpace, donors: list[DonorProcess], seconds: int
 ) -> Result:
     rounds: list[float] = []
-    killed_at, whole_after_s, before = 0.0, None, 0
-    begin_s = time.monotonic()
-    while time.monotonic() < begin_s + seconds or not killed_at:
+    killed, killed_at, whole_after_s, before = "", 0.0, None, 0
+    since_s, begin_s = 0.0, time.monotonic()
+    while since_s < seconds + (PATIENCE_S if whole_after_s is None else 0):
         rounds.append(1 / seconds_of(steps, work, LAYERS))
         copies, note = space.copies, ""
-        if killed_at and whole_after_s is None and not copies.thin:
+        if killed in space.failures and whole_after_s is None and not copies.thin:
             whole_after_s = time.monotonic() - killed_at
             note = f"every layer is on two donors again, {whole_after_s:.1f} s later"
-        if not killed_at and time.monotonic() > begin_s + seconds / 2:
-            donors[0].send(signal.SIGKILL)
+        since_s = time.monotonic() - begin_s
+        if not killed and since_s > seconds / 2:
+            killed = space.holders[0]
+            next(donor for donor in donors if donor.address == killed).send(signal.SIGKILL)
             killed_at, before = time.monotonic(), len(rounds)
-            note = f"now the donor at {donors[0].address} is killed"
+            note = f"now the donor at {killed} is killed"
         click.echo(_line(len(rounds), rounds[-1], copies, note))
     return Result(
         used=len(rounds) * LAYERS,

@@ -96,13 +96,6 @@ def test_threads_of_agents_rest_while_there_is_nothing_to_do() -> None:
     assert config.lthrDelay == 7
 
 
-def holders_first(donors: list[DonorProcess], space: RemoteSpace) -> list[DonorProcess]:
-    """The donors, those first that have copies: one that was slow at first has none."""
-    numbers = np.unique(space._donor)
-    holders = {space._places.all[number].address for number in numbers[numbers >= 0]}
-    return sorted(donors, key=lambda donor: donor.address not in holders)
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_donor_that_dies_or_stops_costs_no_byte(
     donors: list[DonorProcess], keys: Keys, how: signal.Signals
@@ -112,7 +105,8 @@ def test_a_donor_that_dies_or_stops_costs_no_byte(
     with arena_on(tier_on(donors, keys)) as (arena, space):
         arena.write(ids, data)
         assert (arena.read(ids) == data).all()
-        first, second, _ = holders_first(donors, space)
+        donors.sort(key=lambda donor: donor.address not in space.holders)  # a slow one is none
+        first, second, _ = donors
         first.send(how)
         some = ids[:20]  # what is read is stored anew when it makes way; the rest is copied again
         assert (arena.read(some) == data[some]).all()

@@ -187,6 +187,14 @@ class RemoteSpace:
         return self._places.here
 
     @property
+    def holders(self) -> tuple[str, ...]:
+        """The addresses of donors that have copies, those with the most first."""
+        with self._lock:
+            numbers, counts = np.unique(self._donor[self._donor != _NONE], return_counts=True)
+            most_first = numbers[np.argsort(-counts, kind="stable")]
+            return tuple(self._places.all[number].address for number in most_first)
+
+    @property
     def failures(self) -> dict[str, str]:
         """Why donors are not there, by their addresses; of those that are listed, or were left."""
         return self._places.failures
