@@ -233,7 +233,9 @@ def test_unreadable_file_is_an_os_error(guest: Guest) -> None:
 @pytest.mark.guest(topology.flat())
 def test_leftovers_are_told_and_killed(guest: Guest) -> None:
     # The shell ends, and its child, in a session of its own, is the agent's.
-    guest.run(["sh", "-c", "setsid sh -c 'sleep 1000; true' > /dev/null 2>&1 &"])
+    begun = "/run/has-begun"
+    child = f"setsid sh -c 'touch {begun}; sleep 1000; true' > /dev/null 2>&1 &"
+    guest.run(["sh", "-c", f"{child} until rm {begun}; do sleep 0.1; done 2> /dev/null"])
     left = guest.leftovers()
     assert any("sleep 1000" in line for line in left)
     assert guest.leftovers() == []
