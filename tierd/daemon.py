@@ -47,8 +47,8 @@ from tierd.watched import Watched
 
 log = logging.getLogger("tierd")
 
-FIRST_PAGES, ENOUGH_PAGES = 512, 256
-"""So many pages are moved at most before the cost of a move is known, and so many tell it."""
+FIRST_PAGES = 512
+"""So many pages are moved at most before the cost of a move is known."""
 
 PROBE_PAGES_BUSY, PROBE_PAGES_AT_REST = 4096, 256
 LOOK_COST = 100
@@ -523,7 +523,7 @@ class Daemon:
         them, but the deadline would cut off whoever comes last, and the same one each time.
         """
         least = FIRST_PAGES * PAGE_BYTES
-        if self.cost.seen_pages < ENOUGH_PAGES:
+        if not self.cost.is_known:
             return min(self.budget_bytes, least)
         if len(self.tenants.all) == 1:
             return self.budget_bytes

@@ -33,7 +33,7 @@ from tests.unit.test_status_file import STATUS
 from tests.unit.world import snapshot
 from tierd.cli.status import as_text
 from tierd.config import Config, MigrateConfig, Mode, PolicyConfig
-from tierd.daemon import ENOUGH_PAGES, FIRST_PAGES, LOOK_AGAIN_S, Daemon
+from tierd.daemon import FIRST_PAGES, LOOK_AGAIN_S, Daemon
 from tierd.errors import Conflict
 from tierd.model import (
     PAGE_BYTES,
@@ -47,6 +47,7 @@ from tierd.model import (
     TierKind,
     Topology,
 )
+from tierd.observe.flows import LEAST_PAGES
 from tierd.watched import STALE_AGGREGATIONS, Watched
 
 
@@ -71,7 +72,7 @@ def test_the_first_moves_are_few(machine: Machine) -> None:
     assert 0 < first <= FIRST_PAGES < second
 
 
-@pytest.mark.parametrize(("pages", "is_enough"), [(ENOUGH_PAGES, True), (ENOUGH_PAGES - 1, False)])
+@pytest.mark.parametrize(("pages", "is_enough"), [(LEAST_PAGES, True), (LEAST_PAGES - 1, False)])
 def test_a_few_that_are_refused_do_not_have_the_next_moves_be_few(
     machine: Machine, pages: int, is_enough: bool
 ) -> None:

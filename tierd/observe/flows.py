@@ -135,6 +135,11 @@ class MoveCost:
         self.busy_ns *= IDLE_FORGET
 
     @property
+    def is_known(self) -> bool:
+        """Whether as many pages were moved as tell it."""
+        return self.seen_pages >= LEAST_PAGES
+
+    @property
     def page_ns(self) -> float:
         total_ns = self.busy_ns + PRIOR_PAGES * self.prior_ns
         return min(total_ns / (self.pages + PRIOR_PAGES), MOST_COST_NS)
