@@ -370,6 +370,8 @@ PIN_CODE: Mapping[Pin, int] = {pin: code for code, pin in enumerate(Pin, 1)}
 PINNED = np.dtype([("start", "u8"), ("end", "u8"), ("pin", "u1")])
 """A range of a target that is pinned, whole pages; `pin` is a PIN_CODE."""
 
+Floats: TypeAlias = NDArray[np.float64]
+
 Flags: TypeAlias = bool | NDArray[np.bool_]
 """One for all pieces of a target, or one for each."""
 

@@ -28,6 +28,7 @@ from tierd.model import (
     PAGE_BYTES,
     Accesses,
     Backing,
+    Floats,
     Node,
     NodeId,
     Outcome,
@@ -41,8 +42,6 @@ from tierd.observe.moments import Moment, Recording, tiers_of
 from tierd.recorder import used_bytes
 from tierd.sample.tuning import Tuning
 from tierd.watched import Watched
-
-Floats = NDArray[np.float64]
 
 FASTEST_NS = 100.0
 """What an access of the fastest tier is taken to cost where the recording doesn't know."""

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from tierd.cli.pictures import new_figure, save_figure
 from tierd.cli.text import amount
 from tierd.errors import TierdError
-
-Floats = NDArray[np.float64]
+from tierd.model import Floats
 
 SHADES = " ░▒▓█"
 COLDEST, HOTTEST = 2.0**-6, 2.0**8

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.decide.shares import by_weight
-
-Floats = NDArray[np.float64]
+from tierd.model import Floats
 
 HELD_BACK = 0.9
 """Who has used so much of its limit wants more than it was given."""

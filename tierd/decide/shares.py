@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tierd.decide.stock import Floats
-from tierd.model import MAX_TIERS
+from tierd.model import MAX_TIERS, Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from tierd.decide.heat import assured, score, warmth
 from tierd.decide.latency import Way, loaded_gap_ns
 from tierd.decide.shares import Elsewhere
-from tierd.decide.stock import Batch, Floats, Stock, up_to
+from tierd.decide.stock import Batch, Stock, up_to
 from tierd.decide.worth import NEAR_CEILING, warm_from, worthwhile
-from tierd.model import KEPT_CODE, PAGE_BYTES, Kept, Policy, Tenant, TierRoom
+from tierd.model import KEPT_CODE, PAGE_BYTES, Floats, Kept, Policy, Tenant, TierRoom
 
 WAITING = (Kept.BUDGET, Kept.NO_ROOM, Kept.SHARE, Kept.LOOK)
 """Why hot bytes are left where they are that may be moved later."""

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.model import PAGE_BYTES
-
-Floats = NDArray[np.float64]
+from tierd.model import PAGE_BYTES, Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
