@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a guest has spent on placing memory, from the kernel's own counters.
 
-Pages moved are those of `migrate_pages()`, which the kernel counts by reason in a histogram of its
-trace event (Documentation/trace/histogram.rst), but for what compaction moves within a node.
-/proc/vmstat has only the sum of both::
+Pages moved are those of `migrate_pages()`, but for what compaction moves within a node. In
+/proc/vmstat there is only the sum of both, so they are counted by reason, in a histogram of the
+kernel's trace event (Documentation/trace/histogram.rst)::
 
     { reason:          3 } hitcount:         12  succeeded:        512
 

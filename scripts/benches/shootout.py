@@ -5,7 +5,7 @@ Each in turn with each load, in one slow-node guest, whose slow node is as fast 
 counts is which accesses went to the fast node, not how fast they were, and throughput can only be
 lost. A load begins on the slow node, with an empty page cache and its contender at work; its
 programs tell each second where their accesses went. `moved` is the kernel's count of pages that
-were migrated, whoever's they are, but within a node.
+were migrated, whoever's they are, but not by compaction, within a node.
 """
 
 from __future__ import annotations

@@ -54,7 +54,6 @@ from tierd.model import (
 EVERYBODY = Tenant(name="")
 """The tenant of everybody where there are no others."""
 
-
 _NOTHING = Target(pid=Pid(0), pieces=np.zeros(0, PIECE), ceiling=np.inf)
 """In place of targets where there are none, but tenants with something elsewhere."""
 

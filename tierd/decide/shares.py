@@ -32,6 +32,7 @@ class Elsewhere:
 
 
 def nothing_elsewhere(tenants: int) -> Elsewhere:
+    """Returns that of so many tenants who have nothing elsewhere."""
     has, wants, leaves, idle, rises = np.zeros((5, tenants, MAX_TIERS))
     return Elsewhere(has=has, wants=wants, leaves=leaves, idle=idle, rises=rises)
 

@@ -22,7 +22,10 @@ HEADROOM_LOW = 0.5
 
 
 class Steps:
-    """The state that goes from one step to the next: bytes not yet planned, room, budget."""
+    """The state that goes from one step to the next: bytes not yet planned, room, budget.
+
+    Everybody competes by heat; where there are several tenants, sharing.SharedSteps stands in.
+    """
 
     full = Kept.NO_ROOM
     """Why hot bytes stay where they are that find no room."""

@@ -31,6 +31,8 @@ class Stock:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
+    """How many bytes of each row of a stock go to which tier."""
+
     stock: Stock
     size: Floats
     destination: NDArray[np.intp]
