@@ -56,11 +56,12 @@ def least_pages(first: Sequence[Sample], last: Sequence[Sample], room_pages: int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A load under a contender."""
+    """A load under a contender, and right afterwards with nothing at work."""
 
     load: str
     contender: str
     seconds: tuple[Second, ...]
+    bare_seconds: tuple[Second, ...]
     moved_pages: int
     least_pages: int
     cpu_percent: float
@@ -72,8 +73,13 @@ class Run:
     @property
     def ops_per_s(self) -> tuple[float, ...]:
         """The mean of each program."""
-        each = zip(*(second.ops_per_s for second in self.seconds), strict=True)
-        return tuple(statistics.mean(ops) for ops in each)
+        return _means(self.seconds)
+
+    @property
+    def throughput(self) -> float:
+        """Its accesses a second, of those with nothing at work: of the program that fares worst."""
+        pairs = zip(self.ops_per_s, _means(self.bare_seconds), strict=True)
+        return min(own / bare for own, bare in pairs)
 
     @property
     def moved_times(self) -> float:
@@ -100,7 +106,8 @@ class Run:
         there = (second.t for second in of_it if second.has_arrived)
         return next(there, of_it[-1].t) - of_it[0].t
 
-    def throughput_of(self, other: Run) -> float:
-        """Its accesses a second, of another's: those of the program that fared worst."""
-        pairs = zip(self.ops_per_s, other.ops_per_s, strict=True)
-        return min(own / of_other for own, of_other in pairs)
+
+def _means(seconds: Sequence[Second]) -> tuple[float, ...]:
+    """The mean accesses a second of each program."""
+    each = zip(*(second.ops_per_s for second in seconds), strict=True)
+    return tuple(statistics.mean(ops) for ops in each)

@@ -4,8 +4,10 @@
 Each in turn with each load, in one slow-node guest, whose slow node is as fast as the other: what
 counts is which accesses went to the fast node, not how fast they were, and throughput can only be
 lost. A load begins on the slow node, with an empty page cache and its contender at work; its
-programs tell each second where their accesses went. `moved` is the kernel's count of pages that
-were migrated, whoever's they are, but not by compaction, within a node.
+programs tell each second where their accesses went. Then the contender ends, and the same programs
+go on with none at work, which tells what it has cost them: from cell to cell the machine's speed
+changes more than that. `moved` is the kernel's count of pages that were migrated, whoever's they
+are, but not by compaction, within a node.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
@@ -29,7 +32,7 @@ from guests.topology import slow_node
 from guests.workloads import Hotset, Sample
 from matplotlib.figure import Figure as Picture
 
-from benches._contenders import CONTENDERS, Contender
+from benches._contenders import CONTENDERS, Contender, by_nobody
 from benches._costs import Costs, count_moves
 from benches._loads import LOAD, PLACED, Load, loads, make_database
 from benches._runs import Run, least_pages, second
@@ -37,11 +40,12 @@ from benches.figure import Figure
 
 FOLDER = REPOSITORY / ".out" / "shootout"
 SECONDS = 40
+BARE_SECONDS = 10
 FIRST_SAMPLE_S = 300
 PAGES_PER_MIB = 256
 
 LEAST_OF_NOTHING = 0.97
-"""Of the accesses a second that nothing at all has."""
+"""Of the accesses a second with nothing at all at work."""
 RIVALS = ("kernel", "damo", "nothing")
 
 PARTS = (*(load.name for load in loads(SECONDS)), *(one.name for one in CONTENDERS))
@@ -104,18 +108,26 @@ def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
     groups = [f"/sys/fs/cgroup/{group}" for group in (LOAD, *PLACED)]
     guest.run(["mkdir", "-p", GUEST_FOLDER, *groups])
     guest.run(["sh", "-c", "sync; echo 3 > /proc/sys/vm/drop_caches"])
+    fast = guest.facts.fast[0]
+    room = nullcontext() if contender.has_all_fast else ballast(guest, fast, load.free_mib)
     with ExitStack() as stack:
-        stack.enter_context(contender.placing(guest))
-        fast = guest.facts.fast[0]
-        room = nullcontext() if contender.has_all_fast else ballast(guest, fast, load.free_mib)
-        programs = load.programs(guest, node, room, stack)
-        before = Costs.of(guest)
-        samples = sampled(programs, seconds)
-        moved_pages, cpu_percent = Costs.of(guest).since(before)
+        with contender.placing(guest):
+            programs = load.programs(guest, node, room, stack)
+            before = Costs.of(guest)
+            for program in programs:
+                program.sample(timeout=FIRST_SAMPLE_S)
+            samples = sampled(programs, seconds)
+            moved_pages, cpu_percent = Costs.of(guest).since(before)
+            last_s = time.monotonic()
+        with by_nobody(guest):
+            for program, sample in zip(programs, samples[-1], strict=True):
+                program.skip_to(sample.t + time.monotonic() - last_s + 1)
+            bare = sampled(programs, BARE_SECONDS)
     return Run(
         load=load.name,
         contender=contender.name,
         seconds=tuple(map(second, samples)),
+        bare_seconds=tuple(map(second, bare)),
         moved_pages=moved_pages,
         least_pages=least_pages(samples[0], samples[-1], load.free_mib * PAGES_PER_MIB),
         cpu_percent=cpu_percent,
@@ -123,9 +135,7 @@ def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
 
 
 def sampled(programs: Sequence[Hotset], seconds: int) -> list[list[Sample]]:
-    """The samples of all programs, from when each has told the first."""
-    for program in programs:
-        program.sample(timeout=FIRST_SAMPLE_S)
+    """The samples of all programs."""
     first, *others = programs
     return [[sample, *(other.sample() for other in others)] for sample in first.samples(seconds)]
 
@@ -140,7 +150,7 @@ def compare(load: Load, runs: Mapping[str, Run]) -> list[Figure]:
         figure
         for name in ours
         if name in runs
-        for figure in (*placing(load, runs[name], others), *costs(load, runs[name], others))
+        for figure in (*placing(load, runs[name], others), *costs(load, runs[name]))
     ]
 
 
@@ -165,14 +175,13 @@ def placing(load: Load, own: Run, others: Sequence[Run]) -> list[Figure]:
     ]
 
 
-def costs(load: Load, own: Run, others: Sequence[Run]) -> list[Figure]:
+def costs(load: Load, own: Run) -> list[Figure]:
     """What that took."""
     what = f"{load.name}, {own.contender}"
-    nothing = next(other for other in others if other.contender == "nothing")
     return [
         Figure.of_rounds(
             f"{what}: accesses a second, of those with nothing at all",
-            [own.throughput_of(nothing)],
+            [own.throughput],
             "times",
             at_least=LEAST_OF_NOTHING,
         ),
@@ -187,8 +196,9 @@ def costs(load: Load, own: Run, others: Sequence[Run]) -> list[Figure]:
 
 
 HEAD = (
-    "| load | contender | hits | until 95 % | accesses/s | pages moved | of the least | CPU |\n"
-    "|---|---|---|---|---|---|---|---|"
+    "| load | contender | hits | until 95 % | accesses/s | of nothing's "
+    "| pages moved | of the least | CPU |\n"
+    "|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -198,6 +208,7 @@ def row(run: Run) -> str:
     accesses = " + ".join(f"{ops:,.0f}" for ops in run.ops_per_s)
     return (
         f"| {run.load} | {run.contender} | {run.hit_ratio:.1%} | {arrived} | {accesses} "
+        f"| {run.throughput:.2f} "
         f"| {run.moved_pages:,} | {run.moved_times:.2f} | {run.cpu_percent:.0f} % |"
     )
 
