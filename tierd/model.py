@@ -534,7 +534,7 @@ class Outcome(IntEnum):
     BUSY = 3  # isolated, under writeback or pinned
     SHARED = 4  # mapped by another process too
     UNMOVABLE = 5  # special mapping, zero page, guard
-    NO_ROOM = 6  # the destination is at its headroom
+    NO_ROOM = 6  # the destination is at half of its headroom
     LOCKED = 7  # mlocked, and left alone as configured
     CPUSET = 8  # the destination lies outside the target's cpuset
     MEMPOLICY = 9  # the destination lies outside the range's mempolicy

@@ -30,6 +30,7 @@ from tierd.config.rules import NEEDS_RESTART
 from tierd.config.show import Difference, as_dict, differences
 from tierd.cxl_errors import CxlErrors
 from tierd.daemon import Daemon
+from tierd.decide.steps import HEADROOM_LOW
 from tierd.discover import hotplug
 from tierd.discover.hotplug import Hotplug
 from tierd.discover.targets import Finder, check_targets
@@ -539,10 +540,11 @@ def make_mover(
 ) -> Mover:
     """Makes the mover of move_pages(2), as the configuration wants it."""
     tier_of = {node: tier for tier in topology.tiers for node in tier.nodes}
+    kept_percent = _kept_percent(settings)
 
     def room(node: NodeId) -> int:
         room = {node: free.room_bytes(node)}
-        return numa.node_room_bytes(tier_of[node], node, room, settings.policy.headroom_percent)
+        return numa.node_room_bytes(tier_of[node], node, room, kept_percent)
 
     return Mover(
         topology=topology,
@@ -551,6 +553,16 @@ def make_mover(
         batch_pages=settings.migrate.batch_pages,
         interrupted=interrupted,
     )
+
+
+def _kept_percent(settings: Config) -> float:
+    """Returns the share of a tier that stays free while pages change places.
+
+    A plan leaves all of the headroom free, but has a page make way for a page while half of it is;
+    or more of it is gone, beside the kernel, which takes it for its own promotions.
+    """
+    cooperates = settings.conflicts.numa_balancing is Rival.COOPERATE
+    return 0.0 if cooperates else HEADROOM_LOW * settings.policy.headroom_percent
 
 
 def _undo(journal: Journal) -> None:

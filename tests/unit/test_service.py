@@ -30,7 +30,7 @@ from tierd.account import account
 from tierd.api.inbox import Inbox
 from tierd.api.view import View
 from tierd.arbiter import Arbiter
-from tierd.config import ConflictsConfig, Rival
+from tierd.config import Config, ConflictsConfig, Rival
 from tierd.cxl_errors import CxlErrors, Events
 from tierd.discover.hotplug import Hotplug
 from tierd.discover.targets import Finder
@@ -41,13 +41,13 @@ from tierd.kernel.free import FreeMemory
 from tierd.kernel.notify import notify
 from tierd.migrate.mover import Mover
 from tierd.migrate.schemes import KernelSchemes
-from tierd.model import Pin, Topology
+from tierd.model import Pin, Rank, Tier, TierKind, Topology
 from tierd.observe.events import History
 from tierd.observe.moments import load
 from tierd.recorder import Recordings
 from tierd.sample.fused import Fused
 from tierd.sample.session import Session
-from tierd.service import CommandLine, Service
+from tierd.service import CommandLine, Service, make_mover
 
 
 class FakeFinder:
@@ -75,8 +75,8 @@ def service(
     daemon = machine.daemon(sampler, settings)
     inbox = Inbox(lambda: inbox.run())
     free = cast(FreeMemory, FakeFree())
-    make_mover = cast(Callable[[Topology], Mover], lambda topology: machine.mover)
-    drains = Drains(daemon=daemon, free=free, make_mover=make_mover)
+    mover_of = cast(Callable[[Topology], Mover], lambda topology: machine.mover)
+    drains = Drains(daemon=daemon, free=free, make_mover=mover_of)
     service = Service(
         command_line=command_line,
         files=files,
@@ -90,7 +90,7 @@ def service(
         cxl_errors=CxlErrors(
             daemon=daemon,
             free=free,
-            make_mover=make_mover,
+            make_mover=mover_of,
             fence=drains.fence,
             folder=Path("/nonexistent"),
             listen=lambda: cast(Events, None),
@@ -217,6 +217,23 @@ def test_the_kernel_promotes_no_pages_while_moves_are_the_operators(service: Ser
     assert not is_sorted_by_kernel()
     service.drain(SLOW, wanted=False)
     assert is_sorted_by_kernel()
+
+
+@pytest.mark.parametrize(
+    ("rival", "kept"), [(Rival.IGNORE, 5 << 20), (Rival.COOPERATE, 0)], ids=str
+)
+def test_pages_change_places_within_the_headroom(rival: Rival, kept: int) -> None:
+    """A plan has a page make way for a page, for as long as half of it is free."""
+    tier = Tier(
+        rank=Rank(0), name="dram", kind=TierKind.DRAM, nodes=(SLOW,), capacity_bytes=1000 << 20
+    )
+    settings = Config(
+        policy=replace(Config().policy, headroom_percent=1.0),
+        conflicts=ConflictsConfig(numa_balancing=rival),
+    )
+    free = cast(FreeMemory, FakeFree())
+    mover = make_mover(settings, Topology(nodes=(), tiers=(tier,)), free)
+    assert mover.room(SLOW) == (64 << 20) - kept
 
 
 def test_pins_are_refused_where_the_kernel_promotes(service: Service) -> None:
