@@ -28,10 +28,16 @@ class Arbiter:
     note: str | None = None
     """What the status tells: that the kernel places pages, and what follows for tierd."""
     cooperates: bool = False
-    """Whether the kernel promotes single pages now as it is asked to, beside tierd."""
+    """Whether single pages are as the kernel has sorted them, and demoted by it."""
 
     def may_move(
-        self, wanted: Rival, *, moves: bool, rests: bool = False, budget_mbps: float = math.inf
+        self,
+        wanted: Rival,
+        *,
+        moves: bool,
+        rests: bool = False,
+        sorts: bool = True,
+        budget_mbps: float = math.inf,
     ) -> bool:
         """Returns whether tierd may move pages now.
 
@@ -39,6 +45,7 @@ class Arbiter:
             wanted: what is to be done about the kernel's placement.
             moves: whether tierd is to move any. While it isn't, the machine is left as it is.
             rests: whether it moves none for a while, in which the kernel isn't asked to either.
+            sorts: whether there is anything that the kernel is to promote, beside tierd.
             budget_mbps: the most that the kernel promotes in a second where it is asked to, in MiB.
 
         Raises:
@@ -51,7 +58,7 @@ class Arbiter:
         if moves and wanted is Rival.TAKE_OVER:
             self._turn_off()
         elif self.cooperates:
-            self._turn_on(math.ceil(min(budget_mbps, numa_balancing.MOST_MBPS)))
+            self._turn_on(math.ceil(min(budget_mbps, numa_balancing.MOST_MBPS)), sorts=sorts)
         else:
             self.held.let_go(OWNER)
         mode = numa_balancing.read_mode(self.held.root)
@@ -75,19 +82,18 @@ class Arbiter:
         if mode is not None and self.held.hold(OWNER, {numa_balancing.PATH: numa_balancing.OFF}):
             log.info("%s; it is off until tierd ends", _says(mode))
 
-    def _turn_on(self, limit_mbps: int) -> None:
-        """Has the kernel promote single pages, and demote for them."""
+    def _turn_on(self, limit_mbps: int, *, sorts: bool) -> None:
+        """Has the kernel promote single pages, and demote for them, or only demote."""
         mode, limit = self._otherwise(numa_balancing.PATH), self._otherwise(numa_balancing.LIMIT)
         demotes = text.read(self.held.root / numa_balancing.DEMOTES)
         if mode is None or limit is None or demotes is None:
             raise UnsupportedKernel("this kernel places no pages by itself", hint=LEAVE_OUT)
-        wanted = {
-            numa_balancing.DEMOTES: numa_balancing.YES,
-            numa_balancing.LIMIT: str(min(limit, limit_mbps)),
-            numa_balancing.PATH: str(mode | numa_balancing.PROMOTES),
-        }
-        if self.held.hold(OWNER, wanted):
-            log.info("the kernel promotes single pages, and demotes, until tierd ends")
+        wanted = {numa_balancing.DEMOTES: numa_balancing.YES}
+        if sorts:
+            wanted[numa_balancing.LIMIT] = str(min(limit, limit_mbps))
+            wanted[numa_balancing.PATH] = str(mode | numa_balancing.PROMOTES)
+        if self.held.hold(OWNER, wanted) and sorts:
+            log.info("the kernel promotes single pages where it matters, and demotes")
 
     def _otherwise(self, path: str) -> int | None:
         """What a setting would be if it were not held."""

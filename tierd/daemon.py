@@ -18,6 +18,7 @@ from tierd.decide.pins import NO_PINS, add, by_name, remove, within
 from tierd.decide.placement import plan
 from tierd.decide.settle import settle, unsettle
 from tierd.decide.shares import Elsewhere
+from tierd.decide.unsorted import Sorting
 from tierd.decide.zoom import awaits_look, most_doubtful
 from tierd.discover.targets import pins_by_name
 from tierd.discover.tenants import Tenants
@@ -132,7 +133,9 @@ class Daemon:
         """What the status tells while tasks wait for memory too much for moves up."""
         self.paused = False
         self.sorted_by_kernel = False
-        """Whether the kernel promotes single pages meanwhile (see tierd/arbiter.py)."""
+        """Whether the kernel promotes single pages where it matters (see tierd/arbiter.py)."""
+        self.sorting = Sorting()
+        """Whether it does now."""
         self.plans = True
         """Whether moves are decided here, and not by DAMOS (see tierd/handover.py)."""
         self.schemes: list[dict[str, Any]] = []
@@ -206,6 +209,8 @@ class Daemon:
     def _place(self, fresh: list[Watched], rooms: list[TierRoom], begin_s: float) -> int:
         """Places the targets' pages; returns how many bytes were to be moved for that."""
         targets = self._targets(fresh, begin_s)
+        if self.sorted_by_kernel:
+            self.sorting = self.sorting.after(targets, self.watched, now_s=begin_s)
         made = self._decide(targets, rooms, begin_s)
         self._move(made, begin_s)
         self._zoom(targets, begin_s)

@@ -307,7 +307,8 @@ class Service:
             self.daemon.cache.hold(self.settings.migrate.demote_cache and moves)
 
     def _may_move(self, settings: Config) -> bool:
-        may_move = _may_move(self.arbiter, settings, rests=self._rests())
+        sorts = self.daemon.sorting.is_due
+        may_move = _may_move(self.arbiter, settings, rests=self._rests(), sorts=sorts)
         self.daemon.sorted_by_kernel = self.arbiter.cooperates
         return may_move
 
@@ -466,11 +467,14 @@ def _set_up(
     return service
 
 
-def _may_move(arbiter: Arbiter, settings: Config, *, rests: bool = False) -> bool:
+def _may_move(
+    arbiter: Arbiter, settings: Config, *, rests: bool = False, sorts: bool = True
+) -> bool:
     return arbiter.may_move(
         settings.conflicts.numa_balancing,
         moves=settings.policy.mode.moves,
         rests=rests,
+        sorts=sorts,
         budget_mbps=settings.migrate.budget_mbps,
     )
 

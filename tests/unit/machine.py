@@ -164,11 +164,18 @@ class Undisputed:
 
     note = None
     rests = False
+    sorts = True
 
     def may_move(
-        self, wanted: Rival, *, moves: bool, rests: bool = False, budget_mbps: float = 0
+        self,
+        wanted: Rival,
+        *,
+        moves: bool,
+        rests: bool = False,
+        sorts: bool = True,
+        budget_mbps: float = 0,
     ) -> bool:
-        self.rests = rests
+        self.rests, self.sorts = rests, sorts
         return moves
 
     @property

@@ -180,6 +180,20 @@ def test_it_is_turned_on_to_cooperate_and_put_back(
     assert tiering(root) == (before, "65536", "false")
 
 
+@pytest.mark.parametrize("before", ["0", "1", "2"])
+def test_where_nothing_is_left_to_sort_the_kernel_demotes_alone(
+    root: Path, arbiter: Arbiter, before: str
+) -> None:
+    write(root, before)
+    arbiter.may_move(Rival.COOPERATE, moves=True, budget_mbps=64)
+    for _ in range(2):
+        assert arbiter.may_move(Rival.COOPERATE, moves=True, sorts=False, budget_mbps=64)
+        assert tiering(root) == (before, "65536", "true")
+        assert arbiter.cooperates, "what it has sorted stays as it is"
+    arbiter.may_move(Rival.COOPERATE, moves=True, budget_mbps=64)
+    assert tiering(root) == (str(int(before) | 2), "64", "true")
+
+
 def test_a_limit_is_not_raised(root: Path, arbiter: Arbiter) -> None:
     write(root, "2")
     (root / numa_balancing.LIMIT).write_text("100\n")

@@ -19,6 +19,7 @@ from tierd.arbiter import Arbiter
 from tierd.config import Config, Mode, Place, PolicyConfig, TierConfig
 from tierd.cxl_errors import CxlErrors
 from tierd.daemon import Daemon
+from tierd.decide.unsorted import Sorting
 from tierd.discover import hotplug
 from tierd.discover.hotplug import LOOK_S, Hotplug, differences
 from tierd.discover.targets import Finder
@@ -316,6 +317,7 @@ class FakeDaemon:
     """A fake that notes the tiers and movers that it is given."""
 
     paused = yields = False
+    sorting = Sorting()
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology

@@ -32,6 +32,7 @@ from tierd.api.view import View
 from tierd.arbiter import Arbiter
 from tierd.config import Config, ConflictsConfig, Rival
 from tierd.cxl_errors import CxlErrors, Events
+from tierd.decide.unsorted import Sorting
 from tierd.discover.hotplug import Hotplug
 from tierd.discover.targets import Finder
 from tierd.drains import Drains
@@ -217,6 +218,15 @@ def test_the_kernel_promotes_no_pages_while_moves_are_the_operators(service: Ser
     assert not is_sorted_by_kernel()
     service.drain(SLOW, wanted=False)
     assert is_sorted_by_kernel()
+
+
+def test_the_kernel_is_to_sort_what_is_left(service: Service) -> None:
+    arbiter = cast(Undisputed, service.arbiter)
+    service.follow_rival()
+    assert arbiter.sorts
+    service.daemon.sorting = Sorting(is_due=False)
+    service.follow_rival()
+    assert not arbiter.sorts
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When the kernel has something to sort."""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from tests.unit.test_decide import PLACES, on_three_tiers, pieces
+from tierd.decide.unsorted import PATIENCE_S, Sorting, below
+from tierd.model import PAGE_BYTES, Pid, Target
+
+HOT = 10 / PAGE_BYTES
+
+
+def target(*places: tuple[int, int, float, Sequence[float]], pid: int = 1) -> Target:
+    return Target(pid=Pid(pid), pieces=pieces(*places), ceiling=np.inf)
+
+
+SORTED = target((0, 100, HOT, [1]), (100, 300, 0.0, [0, 1]))
+UNSORTED = target((0, 100, HOT, [0, 1]), (100, 300, 0.0, [1]))
+
+
+def rounds(
+    targets: Sequence[Target], sorting: Sorting, *, begin_s: int, until_s: int
+) -> list[bool]:
+    """Whether the kernel sorts, each second."""
+    told = []
+    for now_s in range(begin_s, until_s):
+        sorting = sorting.after(targets, {target.pid for target in targets}, now_s=now_s)
+        told.append(sorting.is_due)
+    return told
+
+
+def seen(*targets: Target, watched: Collection[Pid] = (Pid(1),)) -> Sorting:
+    """What is known after these targets were seen at 0 s."""
+    return Sorting().after(targets, watched, now_s=0)
+
+
+@pytest.mark.parametrize(
+    ("places", "share"),
+    [
+        ([(0, 100, HOT, [1]), (100, 100, HOT, [0, 1])], 0.5),
+        ([(0, 100, HOT, [0.5, 0.5])], 0.25),
+        ([(0, 100, HOT, [0.9, 0.1])], 0.01),
+        ([(0, 100, HOT, [0, 0.5, 0.5])], 1.0),
+        ([(0, 100, 0.0, [0, 1])], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_of_a_mixture_the_hottest_pages_are_above(
+    places: list[tuple[int, int, float, Sequence[float]]], share: float
+) -> None:
+    assert below(target(*places)) == pytest.approx(share)
+
+
+def test_what_is_accessed_all_the_time_hides_nothing() -> None:
+    """A program's code and tables beside its data, of which a fifth is in fast memory."""
+    code = (0, 50, 1e4 * HOT, [1])
+    data = [(50, 190, HOT, [1]), (240, 760, HOT, [0, 1])]
+    assert below(target(code, *data)) == pytest.approx(0.76)
+
+
+@given(PLACES)
+def test_it_is_a_share(places: list[tuple[int, float, int]]) -> None:
+    share = below(Target(pid=Pid(1), pieces=on_three_tiers(places), ceiling=np.inf))
+    assert 0 <= share <= 1 + 1e-9
+
+
+def test_it_begins_at_once_and_ends_when_all_is_sorted() -> None:
+    assert Sorting().is_due
+    assert seen().is_due
+    assert seen(UNSORTED).is_due
+    assert not seen(SORTED).is_due
+    assert seen(SORTED, UNSORTED).is_due
+
+
+def test_it_goes_on_after_a_while_in_which_regions_alone_were_moved() -> None:
+    at_rest = seen(SORTED)
+    last = 1 + int(PATIENCE_S)
+    told = rounds([UNSORTED], at_rest, begin_s=1, until_s=last + 1)
+    assert told == [False] * int(PATIENCE_S) + [True]
+    again = at_rest.after([UNSORTED], [Pid(1)], now_s=1).after([SORTED], [Pid(1)], now_s=5)
+    assert not any(rounds([UNSORTED], again, begin_s=6, until_s=6 + int(PATIENCE_S)))
+
+
+def test_between_few_and_many_it_stays_as_it_is() -> None:
+    some = target((0, 96, HOT, [1]), (96, 4, HOT, [0, 1]))
+    assert seen(some).is_due
+    assert not any(rounds([some], seen(SORTED), begin_s=1, until_s=30))
+
+
+def test_a_new_target_is_sorted_at_once() -> None:
+    new = target((0, 100, HOT, [0, 1]), pid=2)
+    at_rest = seen(SORTED)
+    assert at_rest.after([SORTED, new], [Pid(1), Pid(2)], now_s=1).is_due
+    unseen = at_rest.after([], [Pid(1)], now_s=1)
+    assert not unseen.after([SORTED], [Pid(1)], now_s=2).is_due, "it was only not looked at"

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether there is something for the kernel to sort: accesses that go below the fastest tier.
+
+The kernel finds single pages by faults, which cost the program, and takes up whatever was accessed
+within a second, as long as there is room. So it is to do that only where it matters: from when a
+target is new until few of its accesses go below, and again where many have for a while in which
+regions alone were moved.
+
+How often the hottest pages are accessed counts for no more than that of others: what a program
+accesses all the time, its code and its tables, would hide that all its data are below.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tierd.decide.steps import times_the_mean
+from tierd.model import Floats, Pid, Target
+
+HOTTEST = 0.1
+"""This share of a target's memory counts as hot as the coldest of it."""
+FEW, MANY = 0.03, 0.05
+"""Shares of a target's accesses below: the kernel stops sorting at one, and begins at the other."""
+PATIENCE_S = 10.0
+"""For so long many of them have to go below: a hot set that moves is moved by regions first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sorting:
+    """Whether the kernel is to sort, which targets are known, and since when it may have to."""
+
+    is_due: bool = True
+    pids: frozenset[Pid] = frozenset()
+    since_s: float = math.inf
+
+    def after(
+        self, targets: Sequence[Target], watched: Collection[Pid], *, now_s: float
+    ) -> "Sorting":
+        """Returns what becomes of it.
+
+        Args:
+            targets: those with fresh samples. Where there are none, nothing is known to be sorted.
+            watched: all that there are.
+            now_s: the instant.
+        """
+        fresh = {target.pid for target in targets}
+        pids = frozenset((self.pids | fresh) & set(watched))
+        share = max(map(below, targets), default=1.0)
+        since_s = min(self.since_s, now_s) if share > MANY else math.inf
+        if self.is_due:
+            return Sorting(share > FEW, pids, since_s)
+        is_new = not fresh <= self.pids
+        return Sorting(is_new or now_s - since_s >= PATIENCE_S, pids, since_s)
+
+
+def below(target: Target) -> float:
+    """Returns the share of a target's accesses that go below the fastest tier now, 0 to 1.
+
+    Of a piece on several tiers the hottest pages are taken to be in the fastest.
+    """
+    pieces = target.pieces
+    size = (pieces["end"] - pieces["start"])[:, None] * pieces["resident"].astype(np.float64)
+    heat = _bounded(pieces["short"].astype(np.float64), size.sum(axis=1))
+    accesses = size * heat[:, None] * times_the_mean(size)
+    total = float(accesses.sum())
+    return float(accesses[:, 1:].sum()) / total if total else 0.0
+
+
+def _bounded(heat: Floats, size: Floats) -> Floats:
+    """Returns the heat, none of it beyond that which only the hottest memory has."""
+    if not len(heat):
+        return heat
+    order = np.argsort(-heat, kind="stable")
+    hotter = np.cumsum(size[order])
+    bound = heat[order][np.searchsorted(hotter, HOTTEST * hotter[-1])]
+    return np.asarray(np.minimum(heat, bound), np.float64)
