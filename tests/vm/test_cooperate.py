@@ -21,6 +21,8 @@ SPARSE = ("--mib", "128", "--hot-mib", "48", "--stride")
 WINDOW = ("--mib", "256", "--hot-mib", "64")
 """By itself the kernel brought a seventh of the second window in half a minute."""
 ARRIVED, WITHIN_S = 0.9, 30
+CACHE_SINCE = (6, 17)
+"""The kernel that can be asked to demote page cache."""
 
 RULE = """
 [conflicts]
@@ -29,7 +31,7 @@ numa_balancing = "cooperate"
 command = "hotset"
 [migrate]
 budget_mbps = 128.0
-demote_cache = true  # which has the kernel demote too
+demote_cache = {both}  # which has the kernel demote too
 [policy]
 latency_gap_ns = 4000.0  # an emulated CPU makes a twentieth of the accesses, and moves take longer
 """
@@ -63,12 +65,17 @@ def cooperating(guest: Guest) -> Iterator[Tierd]:
     """A tierd beside the kernel's balancing, and all as it was in the end."""
     as_it_was = footprint(guest)
     assert how_set(guest) == OFF
-    with tierd(guest, settings=RULE) as running:
+    both = str(release(guest) >= CACHE_SINCE).lower()
+    with tierd(guest, settings=RULE.format(both=both)) as running:
         running.wait_until_up()
         assert how_set(guest) == ON
         yield running
     assert how_set(guest) == OFF
     assert footprint(guest) == as_it_was
+
+
+def release(guest: Guest) -> tuple[int, ...]:
+    return tuple(map(int, guest.facts.release.split(".")[:2]))
 
 
 def how_set(guest: Guest) -> tuple[bytes, ...]:
