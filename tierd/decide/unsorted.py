@@ -15,8 +15,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tierd.decide.steps import times_the_mean
 from tierd.model import Floats, Pid, Target
 
 HOTTEST = 0.1
@@ -58,21 +58,23 @@ class Sorting:
 def below(target: Target) -> float:
     """Returns the share of a target's accesses that go below the fastest tier now, 0 to 1.
 
-    Of a piece on several tiers the hottest pages are taken to be in the fastest.
+    Of a piece on several tiers the hottest pages are taken to be in the fastest, as
+    steps.times_the_mean() has it: with the share `f` there, `(1 - f)^2` of its accesses go below.
     """
     pieces = target.pieces
-    size = (pieces["end"] - pieces["start"])[:, None] * pieces["resident"].astype(np.float64)
-    heat = _bounded(pieces["short"].astype(np.float64), size.sum(axis=1))
-    accesses = size * heat[:, None] * times_the_mean(size)
+    present = pieces["resident"].sum(axis=1, dtype=np.float64)
+    size = (pieces["end"] - pieces["start"]) * present
+    accesses = size * _bounded(pieces["short"], size)
     total = float(accesses.sum())
-    return float(accesses[:, 1:].sum()) / total if total else 0.0
+    share = 1 - pieces["resident"][:, 0] / np.maximum(present, np.finfo(np.float64).tiny)
+    return float(accesses @ share**2) / total if total else 0.0
 
 
-def _bounded(heat: Floats, size: Floats) -> Floats:
+def _bounded(heat: NDArray[np.float32], size: Floats) -> NDArray[np.float32]:
     """Returns the heat, none of it beyond that which only the hottest memory has."""
     if not len(heat):
         return heat
-    order = np.argsort(-heat, kind="stable")
+    order = np.argsort(heat)[::-1]
     hotter = np.cumsum(size[order])
-    bound = heat[order][np.searchsorted(hotter, HOTTEST * hotter[-1])]
-    return np.asarray(np.minimum(heat, bound), np.float64)
+    bound = heat[order[np.searchsorted(hotter, HOTTEST * hotter[-1])]]
+    return np.asarray(np.minimum(heat, bound), np.float32)
