@@ -70,8 +70,8 @@ def newest_release(apt: Apt, kernel: Kernel) -> str:
     found = apt.search(rf"^{prefix}{series}(\.[0-9]+)*(\+deb[0-9]+)?(-[0-9]+)?-amd64$")
     if not found:
         raise ArchiveError(f"Debian {apt.suite} has no kernel {kernel} any more")
-    return max((name.removeprefix(prefix) for name in found), key=_version)
+    return max((name.removeprefix(prefix) for name in found), key=version)
 
 
-def _version(release: str) -> tuple[int, ...]:
+def version(release: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", release))
