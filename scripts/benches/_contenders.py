@@ -135,7 +135,6 @@ def by_nobody(guest: Guest) -> Iterator[None]:
         yield
 
 
-# Tierd comes right after nothing, to which its throughput is held: the machine's speed changes.
 CONTENDERS = (
     Contender(name="all fast", placing=by_nobody, has_all_fast=True),
     Contender(name="kernel", placing=by_kernel),

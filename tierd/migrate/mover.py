@@ -7,7 +7,7 @@ next step is listed and asked for while this one moves; the first step, for whic
 meanwhile, is small, and the others grow.
 Before every batch the destination's free memory is looked at: move_pages(2) allocates on that node
 alone, and a full one ends in reclaim and then in the OOM killer, so it is never filled beyond the
-zones' high watermarks and half of the configured headroom, if not the kernel takes it too.
+zones' high watermarks and what of the configured headroom is to stay free.
 """
 
 import errno
@@ -36,7 +36,7 @@ CANDIDATE = -1
 """Not an Outcome yet: in the source tier, and to be moved."""
 
 Room = Callable[[NodeId], int]
-"""Bytes that a node can take before it is at half of its headroom."""
+"""Bytes that a node can take until no more is left than is to stay free."""
 
 _BY_ERRNO = {
     errno.ENOENT: Outcome.ABSENT,
