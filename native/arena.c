@@ -54,6 +54,7 @@ static void init_locks(struct tierd_arena *arena)
 	pthread_mutex_init(&arena->lock, NULL);
 	pthread_cond_init(&arena->work, &monotonic);
 	pthread_cond_init(&arena->done, &monotonic);
+	pthread_cond_init(&arena->departed, &monotonic);
 	pthread_condattr_destroy(&monotonic);
 }
 
@@ -135,6 +136,7 @@ void tierd_close_arena(struct tierd_arena *arena)
 		free_space(&arena->spaces[i]);
 	pthread_cond_destroy(&arena->work);
 	pthread_cond_destroy(&arena->done);
+	pthread_cond_destroy(&arena->departed);
 	pthread_mutex_destroy(&arena->lock);
 	free(arena->words);
 	free(arena->seen);

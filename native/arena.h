@@ -43,6 +43,7 @@ struct space {
 	uint32_t spare;
 	uint32_t free;
 	uint32_t hand;
+	uint32_t departing; /* blocks that movers copy to other memory just now */
 	int closed;
 	uint32_t *stack;
 	uint32_t *owner;
@@ -58,6 +59,7 @@ struct job {
 	uint8_t leaves; /* to make room, and counted in @leaving */
 	uint8_t goes_on; /* to @tier, from the memory that it passes through */
 	uint8_t awaited; /* by somebody who sleeps until it is done */
+	uint8_t departs; /* 1 + the tier that counts it as @departing, or 0 */
 	int8_t outcome; /* negative errno of the last move, or 0 */
 };
 
@@ -82,6 +84,7 @@ struct tierd_arena {
 	pthread_mutex_t lock;
 	pthread_cond_t work;
 	pthread_cond_t done;
+	pthread_cond_t departed;
 };
 
 static inline uint32_t tier_of(uint64_t word)
@@ -165,6 +168,7 @@ uint64_t sum_block(const void *block, uint64_t bytes);
 uint32_t take_from_queue(struct tierd_arena *arena);
 void settle_job(struct tierd_arena *arena, uint32_t block, int outcome);
 void try_again(struct tierd_arena *arena, uint32_t block);
+void await_departing(struct tierd_arena *arena, uint32_t block, uint32_t tier);
 uint32_t next_stop(struct tierd_arena *arena, uint32_t block, uint32_t from);
 uint32_t take_alike(struct tierd_arena *arena, uint32_t from, uint32_t tier, uint32_t most,
 		    uint32_t *blocks);

@@ -239,6 +239,7 @@ static int do_job(struct tierd_arena *arena, uint32_t mover, uint32_t block, uin
 	pthread_mutex_lock(&arena->lock);
 	tier = next_stop(arena, block, from);
 	arena->jobs[block].goes_on = arena->jobs[block].tier != tier;
+	await_departing(arena, block, tier);
 	is_room = has_room(&arena->spaces[tier], 1);
 	pthread_mutex_unlock(&arena->lock);
 	if (!is_room) {

@@ -30,12 +30,41 @@ static uint32_t next_in_queue(const struct tierd_arena *arena)
 
 uint32_t take_from_queue(struct tierd_arena *arena)
 {
-	uint32_t block = next_in_queue(arena);
+	uint32_t block = next_in_queue(arena), from = tier_of(load_word(arena, block));
+	struct job *job = &arena->jobs[block];
 
 	arena->head = (arena->head + 1) % arena->blocks;
 	arena->queued--;
-	arena->jobs[block].state = UNDER_WAY;
+	job->state = UNDER_WAY;
+	if (from != job->tier && arena->spaces[from].memory && arena->spaces[job->tier].memory) {
+		job->departs = (uint8_t)(from + 1);
+		arena->spaces[from].departing++;
+	}
 	return block;
+}
+
+/* Under the lock. A block has gone, or doesn't go now. */
+static void end_departing(struct tierd_arena *arena, struct job *job)
+{
+	if (!job->departs)
+		return;
+	arena->spaces[job->departs - 1].departing--;
+	job->departs = 0;
+	pthread_cond_broadcast(&arena->departed);
+}
+
+/*
+ * Under the lock. Waits for blocks that leave a full memory already, so that no others make way for
+ * this one. Who waits so isn't waited for: there is always a mover that goes on.
+ */
+void await_departing(struct tierd_arena *arena, uint32_t block, uint32_t tier)
+{
+	struct space *space = &arena->spaces[tier];
+
+	while (!has_room(space, 1) && space->departing && !arena->stopping) {
+		end_departing(arena, &arena->jobs[block]);
+		pthread_cond_wait(&arena->departed, &arena->lock);
+	}
 }
 
 int64_t tierd_want_blocks(struct tierd_arena *arena, const int64_t *ids, size_t count, uint32_t tier,
@@ -121,6 +150,7 @@ void settle_job(struct tierd_arena *arena, uint32_t block, int outcome)
 		put_in_queue(arena, block, job->tier, 1);
 		pthread_cond_signal(&arena->work);
 	} else if (job->state == UNDER_WAY) {
+		end_departing(arena, job);
 		arena->leaving -= job->leaves;
 		*job = (struct job){ .outcome = (int8_t)outcome };
 	}
@@ -136,6 +166,7 @@ void try_again(struct tierd_arena *arena, uint32_t block)
 	int is_last;
 
 	pthread_mutex_lock(&arena->lock);
+	end_departing(arena, job);
 	is_last = ++job->tries >= TRIES;
 	if (!is_last)
 		put_in_queue(arena, block, job->tier, 1);
@@ -346,5 +377,6 @@ void tierd_stop_moves(struct tierd_arena *arena)
 	pthread_mutex_lock(&arena->lock);
 	arena->stopping = 1;
 	pthread_cond_broadcast(&arena->work);
+	pthread_cond_broadcast(&arena->departed);
 	pthread_mutex_unlock(&arena->lock);
 }

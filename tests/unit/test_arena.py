@@ -250,6 +250,21 @@ def test_prefetch_swaps_with_what_is_not_used(arena: Arena) -> None:
     assert arena.prefetch(wanted) == 0
 
 
+def test_what_goes_already_makes_way_and_nothing_else() -> None:
+    size, ids = 1 << 20, np.arange(12)
+    with Arena(size, [dram(6 * size), cxl(12 * size)], movers=4) as arena:
+        arena.write(ids, np.zeros((12, size), np.uint8))
+        for _ in range(20):
+            arena.demote([0, 1])
+            arena.prefetch([6, 7])
+            assert not arena.wait(ids).any()
+            assert arena.places(ids).tolist() == [1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1]
+            arena.demote([6, 7])
+            arena.prefetch([0, 1])
+            assert not arena.wait(ids).any()
+            assert arena.places(ids).tolist() == 6 * [0] + 6 * [1]
+
+
 def test_what_is_used_stays(arena: Arena) -> None:
     ids = np.arange(arena.blocks)
     arena.write(ids, some_blocks(len(ids)))
