@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel promotes single hot pages, tierd what is hot throughout."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,6 +23,7 @@ SPARSE = ("--mib", "128", "--hot-mib", "48", "--stride")
 WINDOW = ("--mib", "256", "--hot-mib", "64")
 """By itself the kernel brought a seventh of the second window in half a minute."""
 ARRIVED, WITHIN_S = 0.9, 30
+SET_WITHIN_S = 60
 CACHE_SINCE = (6, 17)
 """The kernel that can be asked to demote page cache."""
 
@@ -40,15 +42,16 @@ latency_gap_ns = 4000.0  # an emulated CPU makes a twentieth of the accesses, an
 
 @pytest.mark.guest(slow_node())
 def test_sparse_hot_pages_are_placed_and_the_kernel_rests_while_tierd_does(guest: Guest) -> None:
-    with cooperating(guest) as running, workload(guest, *SPARSE, free_mib=80) as load:
+    with cooperating(guest) as running:
         tell(guest, "set", "migrate.budget_mbps=64")
-        until(load, running, lambda: how_set(guest) == LESS)
+        becomes(guest, running, LESS)
         assert f"undone: {DEMOTION}" not in running.process.stderr
         tell(guest, "pause")
-        until(load, running, lambda: how_set(guest) == OFF)
+        becomes(guest, running, OFF)
         tell(guest, "resume")
-        until(load, running, lambda: how_set(guest) == LESS)
-        arrive(load, window=0)
+        becomes(guest, running, LESS)
+        with workload(guest, *SPARSE, free_mib=80) as load:
+            arrive(load, window=0)
 
 
 @pytest.mark.thorough
@@ -73,6 +76,14 @@ def cooperating(guest: Guest) -> Iterator[Tierd]:
         yield running
     assert how_set(guest) == OFF
     assert footprint(guest) == as_it_was
+
+
+def becomes(guest: Guest, running: Tierd, wanted: tuple[bytes, ...]) -> None:
+    """Waits until the kernel is set so. Without a target it always is to promote."""
+    deadline = time.monotonic() + SET_WITHIN_S
+    while (found := how_set(guest)) != wanted:
+        assert time.monotonic() < deadline, f"{found}: {running.status} {running.process.stderr}"
+        time.sleep(0.2)
 
 
 def how_set(guest: Guest) -> tuple[bytes, ...]:
