@@ -58,7 +58,7 @@ def account(daemon: Daemon, rooms: Sequence[TierRoom]) -> dict[str, Any]:
         "page_cost_ns": round(daemon.cost.page_ns, 1),
         "notes": [
             *daemon.topology.warnings,
-            *daemon.unwatched.values(),
+            *daemon.targets.unwatched.values(),
             *filter(None, [daemon.stalls]),
             *(daemon.why_closed(way, rooms) for way in sorted(daemon.closed)),
         ],

@@ -14,16 +14,12 @@ from tierd.config import Config
 from tierd.decide.guard import judge, promotable
 from tierd.decide.heat import ceiling, fold
 from tierd.decide.latency import Latencies, Way, closed, take_in
-from tierd.decide.pins import NO_PINS, add, by_name, remove, within
 from tierd.decide.placement import plan
 from tierd.decide.settle import settle, unsettle
 from tierd.decide.shares import Elsewhere
 from tierd.decide.unsorted import Sorting
 from tierd.decide.zoom import awaits_look, most_doubtful
-from tierd.discover.targets import pins_by_name
 from tierd.discover.tenants import Tenants
-from tierd.errors import NotFound, TierdError
-from tierd.kernel.process import Process
 from tierd.machine import Machine
 from tierd.migrate.cache import Cache
 from tierd.model import (
@@ -43,6 +39,7 @@ from tierd.model import (
 from tierd.observe.events import event
 from tierd.observe.flows import OTHERS, Flows, MoveCost, summary
 from tierd.sample.sampler import Sampler
+from tierd.targets import Targets
 from tierd.tiers import numa
 from tierd.watched import Watched
 
@@ -52,10 +49,6 @@ FIRST_PAGES = 512
 """So many pages are moved at most before the cost of a move is known."""
 
 PROBE_PAGES_BUSY, PROBE_PAGES_AT_REST = 4096, 256
-LOOK_COST = 100
-"""Reading a target's mappings is repeated after so many times what it took."""
-
-LOOK_AGAIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +104,8 @@ class Daemon:
         self.machine, self.tell, self.record = machine, tell, record
         self.arenas = Arenas() if arenas is None else arenas
         self.cache = cache
-        self.watched: dict[Pid, Watched] = {}
+        self.targets = Targets(config.targets, machine=machine, sampler=sampler)
+        self.watched = self.targets.watched
         self.names = topology.names()
         self.tenants = Tenants(config.tenants, topology.tiers)
         self.shares = self.owed = np.zeros((0, 0))
@@ -122,12 +116,10 @@ class Daemon:
         """Ways up that nothing is moved, since the faster tier answers no sooner under load."""
         self.gaps_ns: tuple[float, ...] = ()
         """Between the tiers, as the last plan has taken them; empty before it."""
-        self.unwatched: dict[Pid, str] = {}
         self.flows = Flows()
         self.cost = MoveCost(config.policy.placement.move_cost_ns)
         self.rounds = 0
         self.round_s = self.rounds_s = 0.0
-        self.find_at_s = 0.0
         self.moved_lately = True
         self.stalls: str | None = None
         """What the status tells while tasks wait for memory too much for moves up."""
@@ -148,9 +140,7 @@ class Daemon:
         self.config, self.mover = config, mover
         self.tenants = Tenants(config.tenants, self.topology.tiers)
         self.cost.prior_ns = config.policy.placement.move_cost_ns
-        self.find_at_s = 0.0
-        for watched in self.watched.values():
-            watched.look_at_s = 0.0  # others may be pinned now
+        self.targets.reconfigure(config.targets)
 
     def retier(self, topology: Topology, mover: Moves | None) -> None:
         """Goes on with other tiers, between two rounds; fewer than two are nothing to move between.
@@ -185,7 +175,7 @@ class Daemon:
 
     def round(self) -> None:
         begin_s = self.machine.monotonic()
-        self._follow_targets(begin_s)
+        self.targets.follow(begin_s, is_first=not self.rounds)
         seen = self.sampler.poll()
         for accesses in seen:
             self._take_in(accesses)
@@ -285,116 +275,6 @@ class Daemon:
             page_cost_ns=self.cost.page_ns,
         )
 
-    def pin(self, pid: Pid, pin: Pin | None, part: range | None = None) -> None:
-        """Keeps a target's memory in the fastest tier, or where it is, or no more (None).
-
-        Args:
-            pid: the target's.
-            pin: of the target, ranges that are pinned by themselves hold before it; None unpins
-                these too.
-            part: addresses of a range alone.
-
-        Raises:
-            NotFound: it is no target, or nothing of the range is pinned.
-            TierdError: the range cannot be pinned; see decide.pins.add().
-        """
-        watched = self.target(pid)
-        if part is None:
-            watched.pin = pin
-            watched.pins = NO_PINS if pin is None else watched.pins
-        elif pin is None:
-            watched.pins = remove(watched.pins, part)
-        else:
-            mapped = self.machine.mapped(pid)
-            if mapped is None:
-                raise NotFound(f"process {pid} has ended")
-            watched.pins = add(watched.pins, part, pin, mapped)
-
-    def pins(self, pid: Pid) -> list[dict[str, Any]]:
-        """Lists the ranges of a target that are pinned by themselves.
-
-        Raises:
-            NotFound: it is no target.
-        """
-        watched, pins = self.target(pid), list(Pin)
-        return [
-            {"start": start, "end": end, "pin": str(pins[code - 1]), "by": by}
-            for by, ranges in (("operator", watched.pins), ("configuration", watched.named))
-            for start, end, code in ranges.tolist()
-        ]
-
-    def target(self, pid: Pid) -> Watched:
-        """Returns what is known of a target.
-
-        Raises:
-            NotFound: it is none.
-        """
-        watched = self.watched.get(pid)
-        if watched is None:
-            raise NotFound(
-                f"process {pid} is no target",
-                hint="tierctl targets lists them; [[target]] in the configuration chooses them",
-            )
-        return watched
-
-    # Targets
-
-    def _follow_targets(self, now_s: float) -> None:
-        for pid in self.sampler.gone():
-            self._forget(pid)
-        if now_s < self.find_at_s:
-            return
-        found = {target.pid: target for target in self.machine.find()}
-        for pid in [pid for pid in self.watched if pid not in found]:
-            self._forget(pid)
-        self.unwatched = {pid: note for pid, note in self.unwatched.items() if pid in found}
-        for pid, target in found.items():
-            known = self.watched.get(pid)
-            if known is not None and known.process.start_ticks != target.start_ticks:
-                self._forget(pid)
-            if pid in self.watched:
-                self.watched[pid].process = target  # it may be in another cgroup by now
-            else:
-                self._watch(target)
-        self.find_at_s = now_s + LOOK_AGAIN_S
-
-    def _watch(self, target: Process) -> None:
-        try:
-            self.sampler.watch(target.pid)
-        except ProcessLookupError:
-            return
-        except TierdError as error:
-            if not self.rounds:
-                raise  # nothing is placed yet: better no daemon than one that does nothing
-            self._leave_out(target, error)
-            return
-        self.unwatched.pop(target.pid, None)
-        self.watched[target.pid] = Watched(process=target)
-        log.info(
-            "watching process %d (%s)",
-            target.pid,
-            target.command,
-            extra=event("target.new", pid=target.pid, command=target.command),
-        )
-
-    def _leave_out(self, target: Process, error: TierdError) -> None:
-        """Goes on without a target that cannot be watched now, and says so once."""
-        note = f"process {target.pid} ({target.command}) is not watched: {error}"
-        if self.unwatched.get(target.pid) != note:
-            log.warning("%s; the others are", note, extra=event("target.left", pid=target.pid))
-        self.unwatched[target.pid] = note
-
-    def _forget(self, pid: Pid) -> None:
-        watched = self.watched.pop(pid, None)
-        if watched is not None:
-            self.sampler.unwatch(pid)
-            log.info(
-                "process %d (%s) is no target any more",
-                pid,
-                watched.process.command,
-                extra=event("target.gone", pid=pid, command=watched.process.command),
-            )
-
     # Sample
 
     def _take_in(self, accesses: Accesses) -> None:
@@ -405,28 +285,11 @@ class Daemon:
         if accesses.zoomed:
             watched.take_zoomed(accesses, policy)
             return
-        self._look_at_mappings(watched, accesses.at_s)
+        self.targets.look_at_mappings(watched, accesses.at_s)
         if watched.mapped is None:
             return
         watched.accesses = accesses
         watched.pieces = fold(watched.pieces, accesses, watched.mapped, policy)
-
-    def _look_at_mappings(self, watched: Watched, now_s: float) -> None:
-        if now_s < watched.look_at_s:
-            return
-        begin_s = self.machine.monotonic()
-        watched.mapped = self.machine.mapped(watched.process.pid)
-        took_s = self.machine.monotonic() - begin_s
-        watched.look_at_s = now_s + max(LOOK_AGAIN_S, LOOK_COST * took_s)
-        self._look_at_pins(watched)
-
-    def _look_at_pins(self, watched: Watched) -> None:
-        """Has pins end where their memory is unmapped, and those by name follow their mappings."""
-        if watched.mapped is not None:
-            watched.pins = within(watched.pins, watched.mapped)
-        wanted = pins_by_name(watched.process, self.config.targets)
-        found = self.machine.named(watched.process.pid, [*wanted]) if wanted else []
-        watched.named = by_name(found, wanted)
 
     def _fresh_targets(self, now_s: float) -> list[Watched]:
         """Returns the targets with recent samples, their pieces' places looked at."""

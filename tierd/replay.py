@@ -190,7 +190,7 @@ class _Played:
                 known.pop(pid, None)
         for pid, text in moment.new.items():
             self.processes[pid] = _process(pid, text, len(self.told))
-            self.daemon.find_at_s = 0.0
+            self.daemon.targets.find_soon()
         self.mappings |= moment.mapped
         for pid, places in moment.places.items():
             self.places[pid] = _first_known(self.places.get(pid), places)

@@ -230,15 +230,15 @@ class Service:
             raise Conflict("DAMON moves by itself, and knows no pins", hint=USE_MOVE_PAGES)
         if self.settings.conflicts.numa_balancing is Rival.COOPERATE and pin is not None:
             raise Conflict("the kernel promotes too, and knows no pins", hint=LEAVE_OUT)
-        self.daemon.pin(pid, pin, part)
+        self.daemon.targets.pin(pid, pin, part)
         told = {"pid": pid, "pin": pin and str(pin)}
         # Events are for anybody to read, addresses are not.
         what = "" if part is None else f" of {len(part)} bytes"
         log.info(
             "process %d: pin%s is now %s", pid, what, pin or "none", extra=event("pin", **told)
         )
-        whole = self.daemon.target(pid).pin
-        return {"pid": pid, "pin": whole and str(whole), "pins": self.daemon.pins(pid)}
+        whole = self.daemon.targets.get(pid).pin
+        return {"pid": pid, "pin": whole and str(whole), "pins": self.daemon.targets.pins(pid)}
 
     def _set(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
         was_set = _merged(self.was_set, changes)

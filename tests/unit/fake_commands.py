@@ -26,8 +26,8 @@ class FakeCommands:
         return {"paused": False}
 
     def pin(self, pid: int, pin: Pin | None, part: range | None = None) -> Mapping[str, Any]:
-        self.daemon.pin(Pid(pid), pin, part)
-        return {"pid": pid, "pin": pin, "pins": self.daemon.pins(Pid(pid))}
+        self.daemon.targets.pin(Pid(pid), pin, part)
+        return {"pid": pid, "pin": pin, "pins": self.daemon.targets.pins(Pid(pid))}
 
     def drain(self, node: int, *, wanted: bool) -> Mapping[str, Any]:
         account = {"node": node, "done": True, "moved_pages": 7, "in_use": 0, "left": {"busy": 2}}

@@ -190,7 +190,7 @@ def test_pins_of_ranges(tierctl: Tierctl, commands: FakeCommands) -> None:
         "ranges that are pinned still: 2; tierctl explain 640 lists them",
     ]
     assert tierctl("unpin", "640").output == "process 640 is pinned no more\n"
-    assert commands.daemon.pins(HOT) == []
+    assert commands.daemon.targets.pins(HOT) == []
 
 
 def test_an_operator_pins_what_the_configuration_does_too(

@@ -33,7 +33,7 @@ from tests.unit.test_status_file import STATUS
 from tests.unit.world import snapshot
 from tierd.cli.status import as_text
 from tierd.config import Config, MigrateConfig, Mode, PolicyConfig
-from tierd.daemon import FIRST_PAGES, LOOK_AGAIN_S, Daemon
+from tierd.daemon import FIRST_PAGES, Daemon
 from tierd.errors import Conflict
 from tierd.model import (
     PAGE_BYTES,
@@ -48,6 +48,7 @@ from tierd.model import (
     Topology,
 )
 from tierd.observe.flows import LEAST_PAGES
+from tierd.targets import LOOK_AGAIN_S
 from tierd.watched import STALE_AGGREGATIONS, Watched
 
 
@@ -520,10 +521,10 @@ def test_what_is_pinned_where_it_is_stays(machine: Machine) -> None:
     machine.start(HOT, Memory(SPAN))
     daemon = machine.daemon(FakeSampler(half_hot(60), machine))
     machine.rounds(daemon, 1)
-    daemon.pin(HOT, Pin.HERE)
+    daemon.targets.pin(HOT, Pin.HERE)
     machine.rounds(daemon, 10)
     assert machine.memory[HOT].share(SPAN, CXL) > 0.9, "but for what moved in the first round"
-    daemon.pin(HOT, None)
+    daemon.targets.pin(HOT, None)
     machine.rounds(daemon, 10)
     assert machine.memory[HOT].share(HALF_HOT, DRAM) == 1
 
@@ -538,7 +539,7 @@ def test_what_is_pinned_to_the_fastest_comes_first_and_makes_way_for_nobody(
     assert machine.memory[HOT].share(HALF_HOT, DRAM) == 1
     cold = range(HALF_HOT.stop, SPAN.stop)
     assert machine.memory[HOT].share(cold, DRAM) == 0
-    daemon.pin(HOT, Pin.FASTEST)
+    daemon.targets.pin(HOT, Pin.FASTEST)
     machine.rounds(daemon, 12)
     assert machine.memory[HOT].share(HALF_HOT, DRAM) == 1
     room = 48 * MIB - int(0.02 * 48 * MIB) - len(HALF_HOT)

@@ -43,7 +43,7 @@ def share(machine: Machine, part: range) -> float:
 def test_a_range_is_pinned_to_the_fastest(machine: Machine) -> None:
     daemon = placed(machine)
     assert (share(machine, HALF_HOT), share(machine, COLD)) == (1, 0)
-    daemon.pin(HOT, Pin.FASTEST, QUARTER)
+    daemon.targets.pin(HOT, Pin.FASTEST, QUARTER)
     machine.rounds(daemon, 8)
     assert share(machine, QUARTER) == 1
     assert share(machine, range(QUARTER.stop, SPAN.stop)) == 0
@@ -55,7 +55,7 @@ def test_what_is_pinned_is_no_regret(machine: Machine) -> None:
     """All that was moved in the last half minute is cold, and in the fastest tier."""
     daemon = placed(machine)
     machine.rounds(daemon, 40)
-    daemon.pin(HOT, Pin.FASTEST, COLD)
+    daemon.targets.pin(HOT, Pin.FASTEST, COLD)
     machine.rounds(daemon, 20)
     assert share(machine, COLD) == 1
     assert not machine.told[-1]["targets"][0]["rests"]
@@ -64,11 +64,11 @@ def test_what_is_pinned_is_no_regret(machine: Machine) -> None:
 def test_a_pinned_range_makes_way_for_nobody(machine: Machine) -> None:
     machine.topology = topology(48 * MIB)
     daemon = placed(machine)
-    daemon.pin(HOT, Pin.FASTEST, QUARTER)
+    daemon.targets.pin(HOT, Pin.FASTEST, QUARTER)
     machine.rounds(daemon, 8)
     assert share(machine, QUARTER) == 1
     assert share(machine, HALF_HOT) < 1, "hot memory made way for it"
-    daemon.pin(HOT, None, QUARTER)
+    daemon.targets.pin(HOT, None, QUARTER)
     machine.rounds(daemon, 30)
     assert share(machine, HALF_HOT) == 1
 
@@ -78,23 +78,23 @@ def test_a_range_is_pinned_where_it_is(machine: Machine) -> None:
     daemon = machine.daemon(FakeSampler(half_hot(200), machine))
     part = range(HALF_HOT.start + 8 * MIB, HALF_HOT.start + 16 * MIB)
     machine.rounds(daemon, 1)
-    daemon.pin(HOT, Pin.HERE, part)
+    daemon.targets.pin(HOT, Pin.HERE, part)
     machine.rounds(daemon, 10)
     assert share(machine, part) == 0
     assert share(machine, range(part.stop, HALF_HOT.stop)) == 1
     assert machine.told[-1]["kept"][Kept.PINNED] == len(part)
-    daemon.pin(HOT, None)
+    daemon.targets.pin(HOT, None)
     machine.rounds(daemon, 10)
     assert share(machine, HALF_HOT) == 1
-    assert daemon.pins(HOT) == []
+    assert daemon.targets.pins(HOT) == []
 
 
 def test_a_range_holds_before_its_process(machine: Machine) -> None:
     machine.start(HOT, Memory(SPAN))
     daemon = machine.daemon(FakeSampler(half_hot(200), machine))
     machine.rounds(daemon, 1)
-    daemon.pin(HOT, Pin.FASTEST, QUARTER)
-    daemon.pin(HOT, Pin.HERE)
+    daemon.targets.pin(HOT, Pin.FASTEST, QUARTER)
+    daemon.targets.pin(HOT, Pin.HERE)
     machine.rounds(daemon, 10)
     assert share(machine, QUARTER) == 1
     assert share(machine, HALF_HOT) < 0.1, "but for what moved in the first round"
@@ -102,16 +102,16 @@ def test_a_range_holds_before_its_process(machine: Machine) -> None:
 
 def test_a_range_ends_with_its_memory(machine: Machine) -> None:
     daemon = placed(machine)
-    daemon.pin(HOT, Pin.HERE, QUARTER)
+    daemon.targets.pin(HOT, Pin.HERE, QUARTER)
     machine.memory[HOT] = Memory(range(SPAN.start, QUARTER.start + MIB))
     machine.rounds(daemon, 4)
-    (left,) = daemon.pins(HOT)
+    (left,) = daemon.targets.pins(HOT)
     assert (left["start"], left["end"]) == (QUARTER.start, QUARTER.start + MIB)
 
 
 def test_the_rest_of_a_process_rests_without_its_pinned_range(machine: Machine) -> None:
     daemon = placed(machine)
-    daemon.pin(HOT, Pin.FASTEST, QUARTER)
+    daemon.targets.pin(HOT, Pin.FASTEST, QUARTER)
     daemon.watched[HOT].guard = Guard(rests_until_s=float("inf"))
     machine.rounds(daemon, 8)
     assert share(machine, QUARTER) == 1, "who pinned it knows better"
@@ -121,7 +121,7 @@ def test_a_process_that_has_ended_has_nothing_to_pin(machine: Machine) -> None:
     daemon = placed(machine)
     machine.end(HOT)
     with pytest.raises(NotFound, match="has ended"):
-        daemon.pin(HOT, Pin.HERE, QUARTER)
+        daemon.targets.pin(HOT, Pin.HERE, QUARTER)
 
 
 def rule(pin: dict[str, Pin], **marks: str) -> TargetConfig:
@@ -140,20 +140,20 @@ def test_mappings_are_pinned_by_their_names(machine: Machine) -> None:
     daemon = placed(machine, config)
     assert share(machine, QUARTER) == 1
     assert share(machine, range(QUARTER.stop, SPAN.stop)) == 0
-    (told,) = daemon.pins(HOT)
+    (told,) = daemon.targets.pins(HOT)
     assert (told["pin"], told["by"]) == ("fastest", "configuration")
     grown = range(QUARTER.start, QUARTER.stop + MIB)
     machine.names[HOT] = {"[heap]": grown}
     machine.rounds(daemon, 8)
     assert share(machine, grown) == 1, "it follows its mapping"
-    daemon.pin(HOT, Pin.HERE, grown)
-    assert [each["by"] for each in daemon.pins(HOT)] == ["operator", "configuration"]
+    daemon.targets.pin(HOT, Pin.HERE, grown)
+    assert [each["by"] for each in daemon.targets.pins(HOT)] == ["operator", "configuration"]
     assert daemon.watched[HOT].pinned_bytes() == {"fastest": 0, "here": len(grown)}
-    daemon.pin(HOT, None)
+    daemon.targets.pin(HOT, None)
     daemon.watched[HOT].look_at_s = machine.now_s + 60
     daemon.reconfigure(Config(), daemon.mover)
     machine.rounds(daemon, 1)
-    assert daemon.pins(HOT) == []
+    assert daemon.targets.pins(HOT) == []
 
 
 def test_a_pin_by_pid_is_of_that_process(machine: Machine) -> None:
@@ -163,4 +163,4 @@ def test_a_pin_by_pid_is_of_that_process(machine: Machine) -> None:
         pid=OTHER, pin={"[heap]": Pin.HERE}, place=Place(file="f", line=1, key="")
     )
     daemon = placed(machine, replace(Config(), targets=(of_pid,)))
-    assert [len(daemon.pins(pid)) for pid in (HOT, OTHER)] == [0, 1]
+    assert [len(daemon.targets.pins(pid)) for pid in (HOT, OTHER)] == [0, 1]

@@ -51,8 +51,8 @@ class View:
 
     def target(self, pid: int) -> Document:
         """Tells what of a target is how hot, where it lies, and why it is not elsewhere."""
-        watched = self.daemon.target(Pid(pid))
-        pins = {"pins": self.daemon.pins(Pid(pid))}
+        watched = self.daemon.targets.get(Pid(pid))
+        pins = {"pins": self.daemon.targets.pins(Pid(pid))}
         return account.target(self.daemon, watched) | pins | self._ranges(watched)
 
     def events(self, *, after: int, most: int) -> Document:
