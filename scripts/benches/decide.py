@@ -13,6 +13,7 @@ from benches.figure import Figure
 from benches.round import Rounds
 from tierd.decide.heat import ceiling
 from tierd.decide.placement import plan
+from tierd.decide.unsorted import below
 from tierd.model import Pid, Target
 
 FEW, MANY = 10_000, 1_000_000
@@ -36,6 +37,11 @@ def run() -> list[Figure]:
             at_most=MOST_TIMES,
         ),
         Figure.of_rounds(
+            "telling what goes below, beside the kernel",
+            [below_ms(many) for _ in range(TURNS)],
+            "ms",
+        ),
+        Figure.of_rounds(
             "all of a round's deciding", [many.round().cpu_ms for _ in range(TURNS)], "ms"
         ),
     ]
@@ -43,8 +49,20 @@ def run() -> list[Figure]:
 
 def plan_ms(rounds: Rounds) -> float:
     """CPU time of a plan."""
-    target = Target(pid=Pid(1), pieces=rounds.pieces, ceiling=ceiling(rounds.sample()))
+    target = target_of(rounds)
     rooms, budget_bytes = rounds.rooms(), rounds.budget_bytes()
     begin_s = time.process_time()
     plan([target], rooms, rounds.policy, now_s=rounds.now_s, budget_bytes=budget_bytes)
     return (time.process_time() - begin_s) * 1e3
+
+
+def below_ms(rounds: Rounds) -> float:
+    """CPU time of what a plan costs more where the kernel may rest."""
+    target = target_of(rounds)
+    begin_s = time.process_time()
+    below(target)
+    return (time.process_time() - begin_s) * 1e3
+
+
+def target_of(rounds: Rounds) -> Target:
+    return Target(pid=Pid(1), pieces=rounds.pieces, ceiling=ceiling(rounds.sample()))
