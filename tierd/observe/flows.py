@@ -18,11 +18,13 @@ MOST_TENANTS = 500
 
 FORGET = 0.9
 IDLE_FORGET = 0.99
-PRIOR_PAGES = 256
+MOST_REPORTS = 32
+PRIOR_PAGES = 1024
+"""The guess counts for so many: one or two first rounds don't outweigh it."""
 LEAST_PAGES = 256
 """Of fewer pages the fixed cost of a call, such as draining every CPU's LRU caches, is too much."""
 
-MOST_COST_NS = 10_000_000.0
+LEAST_COST_NS, MOST_COST_NS = 1.0, 10_000_000.0
 
 QUIET = frozenset({Outcome.MOVED, Outcome.RESIDENT, Outcome.ABSENT, Outcome.LATER})
 """Outcomes that need no explanation."""
@@ -111,28 +113,28 @@ class Flows:
 class MoveCost:
     """What moving a page costs here, learnt from the reports.
 
-    An average over pages that forgets, begun with the configured guess, and drawn back to it while
-    next to nothing moves: a figure spoilt by one bad round must not shut out moves for good.
+    The median of the pages that were moved lately, begun with the configured guess: a round whose
+    moves waited for a CPU, ten times as long as others, tells nothing. It is drawn back to the
+    guess while next to nothing moves: a figure spoilt for longer must not shut out moves for good.
     """
 
     prior_ns: float
-    pages: float = 0.0
-    busy_ns: float = 0.0
     seen_pages: int = 0
+    lately: list[tuple[float, float]] = field(default_factory=list)
+    """Of the last reports how many pages each still counts for, and what one took, in ns."""
 
     def add(self, report: Report) -> None:
         moved = report.moved_pages
         self.seen_pages += moved
         if moved < LEAST_PAGES:
             return self.idle()
-        self.pages = FORGET * self.pages + moved
-        self.busy_ns = FORGET * self.busy_ns + report.busy_ns
+        self._forget(FORGET)
+        self.lately = [*self.lately[1 - MOST_REPORTS :], (moved, report.busy_ns / moved)]
         return None
 
     def idle(self) -> None:
         """Notes a round in which next to nothing moved."""
-        self.pages *= IDLE_FORGET
-        self.busy_ns *= IDLE_FORGET
+        self._forget(IDLE_FORGET)
 
     @property
     def is_known(self) -> bool:
@@ -141,8 +143,14 @@ class MoveCost:
 
     @property
     def page_ns(self) -> float:
-        total_ns = self.busy_ns + PRIOR_PAGES * self.prior_ns
-        return min(total_ns / (self.pages + PRIOR_PAGES), MOST_COST_NS)
+        pages, costs = np.array([(PRIOR_PAGES, self.prior_ns), *self.lately]).T
+        order = np.argsort(costs)
+        cheaper = np.cumsum(pages[order])
+        median = costs[order[np.searchsorted(cheaper, cheaper[-1] / 2)]]
+        return min(max(float(median), LEAST_COST_NS), MOST_COST_NS)
+
+    def _forget(self, share: float) -> None:
+        self.lately = [(share * pages, page_ns) for pages, page_ns in self.lately]
 
 
 def summary(report: Report, tiers: Sequence[Tier]) -> str:
