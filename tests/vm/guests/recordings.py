@@ -37,6 +37,7 @@ def record(guest: Guest, path: Path, seconds: float) -> list[Measured]:
     with hotset(guest, *options, "--node", "1") as load:
         first = load.sample()
         begun_s = float(guest.read("/proc/uptime").split()[0]) - first.t
+        guest.run(["rm", "-f", RECORDING])  # of another try
         with tierd(guest, "--record", RECORDING, settings=RULE):
             samples = [first, *load.samples(seconds / 2)]
             with ballast(guest, 0, FREE_MIB - WINDOW_MIB):
