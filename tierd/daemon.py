@@ -347,7 +347,7 @@ class Daemon:
 
     def _rooms(self) -> list[TierRoom]:
         percent, tiers = self.config.policy.headroom_percent, self.topology.tiers
-        rooms = numa.rooms(tiers, self.machine.free_bytes(), percent)
+        rooms = numa.rooms(tiers, self.machine.rooms(), percent)
         cycles = map(self.latencies.cycles_of, tiers)
         return [replace(room, loaded_cycles=each) for room, each in zip(rooms, cycles, strict=True)]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tierd.kernel import process
 from tierd.kernel.pressure import Pressure, read_pressure
 from tierd.kernel.process import Process
-from tierd.model import NodeId, Pid
+from tierd.model import NodeId, NodeRoom, Pid
 from tierd.sample import residence
 
 
@@ -54,7 +54,7 @@ class Machine(Protocol):
         """
         ...
 
-    def free_bytes(self) -> Mapping[NodeId, int]:
+    def rooms(self) -> Mapping[NodeId, NodeRoom]:
         """Returns what each node can take before the kernel reclaims."""
         ...
 
@@ -73,7 +73,7 @@ class ThisMachine:
     """
 
     finder: Callable[[], Iterable[Process]]
-    free: Callable[[], Mapping[NodeId, int]]
+    free: Callable[[], Mapping[NodeId, NodeRoom]]
     rng: np.random.Generator = field(default_factory=np.random.default_rng)
 
     def monotonic(self) -> float:
@@ -101,7 +101,7 @@ class ThisMachine:
             pid, pieces, rank_of_node, budget_pages=budget_pages, now_s=now_s, rng=self.rng
         )
 
-    def free_bytes(self) -> Mapping[NodeId, int]:
+    def rooms(self) -> Mapping[NodeId, NodeRoom]:
         return self.free()
 
     def pressure(self) -> Pressure | None:

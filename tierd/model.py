@@ -8,7 +8,7 @@ otherwise. Unknown is None, never 0. Ranks count from 0, the fastest tier.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import NewType, TypeAlias
+from typing import NamedTuple, NewType, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -249,13 +249,25 @@ class Topology:
         return NodeMap(edges=edges, nodes=nodes)
 
 
+class NodeRoom(NamedTuple):
+    """What a node can take before the kernel reclaims, in bytes.
+
+    `aside_bytes` are free too, but single CPUs keep them for themselves, for some seconds.
+    """
+
+    free_bytes: int = 0
+    aside_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierRoom:
     """A tier's memory at this moment.
 
     `free_bytes` is what the kernel's free lists hold above the zones' high watermarks, so filling
-    it wakes neither kswapd nor the OOM killer. `loaded_cycles` is what loads from it take lately,
-    with what else the machine does; None where that is not known.
+    it wakes neither kswapd nor the OOM killer. `aside_bytes` come on top in some seconds, as
+    NodeRoom's: a plan counts them, or it would have too much make way, and moves wait for them.
+    `loaded_cycles` is what loads from it take lately, with what else the machine does; None where
+    that is not known.
     """
 
     rank: Rank
@@ -263,7 +275,13 @@ class TierRoom:
     free_bytes: int
     headroom_bytes: int
     latency_ns: int | None
+    aside_bytes: int = 0
     loaded_cycles: float | None = None
+
+    @property
+    def spare_bytes(self) -> int:
+        """What a plan may fill; below 0, what is missing of the headroom."""
+        return self.free_bytes + self.aside_bytes - self.headroom_bytes
 
 
 REGION = np.dtype([("start", "u8"), ("end", "u8"), ("nr_accesses", "u4"), ("age", "u4")])

@@ -245,7 +245,11 @@ def _end_of(round: Round) -> Frame:
     rows["used_bytes"] = used_bytes(round.watched)[: len(rows)]
     return Frame(
         kind=Kind.ROUND,
-        text={"at_s": round.at_s, "page_cost_ns": round.page_cost_ns},
+        text={
+            "at_s": round.at_s,
+            "page_cost_ns": round.page_cost_ns,
+            "aside_bytes": [room.aside_bytes for room in round.rooms],
+        },
         rows=rows,
     )
 

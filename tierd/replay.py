@@ -4,7 +4,7 @@
 The daemon's own rounds run at the recorded instants and see the recorded accesses, mappings and
 free memory; the moves of whichever policy is tried are made to the pieces that it keeps. What is
 supposed: a program accesses its memory in the same way wherever that lies, pages of a piece are
-alike, no move is refused, and each takes what moves took in the recording.
+alike, no move is refused but for want of room, and each takes what moves took in the recording.
 """
 
 import logging
@@ -20,6 +20,7 @@ from tierd.config import Config
 from tierd.config.check import Document, check
 from tierd.daemon import Daemon, Round
 from tierd.decide.heat import divided, is_zoomed, overlay, rates
+from tierd.decide.steps import HEADROOM_LOW
 from tierd.kernel.pressure import Pressure
 from tierd.kernel.process import Process
 from tierd.model import (
@@ -31,6 +32,7 @@ from tierd.model import (
     Floats,
     Node,
     NodeId,
+    NodeRoom,
     Outcome,
     Pid,
     Plan,
@@ -41,6 +43,7 @@ from tierd.model import (
 from tierd.observe.moments import Moment, Recording, tiers_of
 from tierd.recorder import used_bytes
 from tierd.sample.tuning import Tuning
+from tierd.tiers import numa
 from tierd.watched import Watched
 
 FASTEST_NS = 100.0
@@ -253,18 +256,29 @@ class _Played:
         resident /= np.maximum(covered, 1.0)[:, None]
         return resident, covered > COVERED * (pieces["end"] - pieces["start"])
 
-    def free_bytes(self) -> Mapping[NodeId, int]:
-        return {NodeId(rank): int(size) for rank, size in enumerate(self._room())}
+    def rooms(self) -> Mapping[NodeId, NodeRoom]:
+        room = self._room()
+        aside = np.minimum(self._aside(), room)
+        return {
+            NodeId(rank): NodeRoom(int(size), int(kept))
+            for rank, (size, kept) in enumerate(zip(room - aside, aside, strict=True))
+        }
 
     def _room(self) -> Floats:
-        """Returns what is free of each tier now."""
+        """Returns what is free of each tier now, for single CPUs too."""
         available = self._available()
         return np.maximum(available - used_bytes(self.daemon.watched)[: len(available)], 0.0)
 
     def _available(self) -> Floats:
         """Returns what the targets may have of each tier now."""
         rooms = self._rooms(self.moment)
-        return np.asarray(rooms["free_bytes"] + rooms["used_bytes"], np.float64)
+        return np.asarray(rooms["free_bytes"] + rooms["used_bytes"], np.float64) + self._aside()
+
+    def _aside(self) -> Floats:
+        """Returns what single CPUs keep of each tier now."""
+        moment = self.moment
+        known = moment.aside_bytes and self.fast_bytes is None
+        return np.array(moment.aside_bytes) if known else np.zeros(len(moment.rooms))
 
     def _rooms(self, moment: Moment) -> NDArray[np.void]:
         """Returns the recorded rooms, the fastest tier as large as it is to be."""
@@ -308,7 +322,7 @@ class _Played:
     # As a mover
 
     def run(self, plan: Plan, *, deadline_s: float) -> Report:
-        """Makes the moves until the deadline, each page at the recorded cost."""
+        """Makes what moves there is time and room for, each page at the recorded cost."""
         moves = plan.moves
         cost_ns = self.moment.page_cost_ns or self.config.policy.placement.move_cost_ns
         share = np.empty(len(moves))
@@ -322,16 +336,33 @@ class _Played:
         walk = np.minimum(walk, length)
         pages = np.rint(share * walk / PAGE_BYTES).astype(np.int64)
         most = max((deadline_s - self.now_s) * 1e9 / cost_ns, 0.0)
-        made = np.cumsum(pages) <= most
+        tried = np.where(np.cumsum(pages) <= most, pages, 0)
+        made = self._fitting(moves, tried)
         report = np.zeros((len(moves), len(Outcome)), np.int64)
-        report[made, Outcome.MOVED] = pages[made]
-        report[~made, Outcome.LATER] = pages[~made]
-        reached = moves["start"] + np.where(made, walk, 0).astype(np.uint64)
+        report[:, Outcome.MOVED] = made
+        report[:, Outcome.NO_ROOM] = tried - made
+        report[:, Outcome.LATER] = pages - tried
+        walked = np.ceil(walk * made / np.maximum(pages, 1) / PAGE_BYTES) * PAGE_BYTES
+        reached = moves["start"] + walked.astype(np.uint64)
         up = moves["destination"] < moves["source"]
         for direction, these in enumerate((up, ~up)):
-            self.moved_bytes[direction] += int(pages[made & these].sum()) * PAGE_BYTES
-        busy_ns = int(pages[made].sum() * cost_ns)
+            self.moved_bytes[direction] += int(made[these].sum()) * PAGE_BYTES
+        busy_ns = int(made.sum() * cost_ns)
         return Report(plan=plan, pages=report, reached=reached, busy_ns=busy_ns)
+
+    def _fitting(self, moves: NDArray[np.void], pages: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns how many pages of each move find room where they go.
+
+        As a mover has it: pages change places in the upper half of the headroom.
+        """
+        refused = np.zeros(len(moves), np.int64)
+        for room in numa.rooms(self.tiers, self.rooms(), self.config.policy.headroom_percent):
+            arrives, leaves = (moves[end] == room.rank for end in ("destination", "source"))
+            most = (room.free_bytes - HEADROOM_LOW * room.headroom_bytes) // PAGE_BYTES
+            taken = np.cumsum(np.where(arrives, pages, np.where(leaves, -pages, 0)))
+            over = np.maximum(np.maximum.accumulate(taken) - int(most), 0)
+            refused += np.where(arrives, np.minimum(np.diff(over, prepend=0), pages), 0)
+        return pages - refused
 
     # What comes out
 

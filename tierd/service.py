@@ -416,7 +416,7 @@ def _set_up(
         topology=topology,
         sampler=sampler,
         mover=make_mover(settings, topology, free, signals.are_waiting) if may_move else None,
-        machine=ThisMachine(finder=finder, free=free.rooms_bytes),
+        machine=ThisMachine(finder=finder, free=free.rooms),
         tell=lambda daemon, rooms: service.publish(account(daemon, rooms)),
         record=recordings,
         cache=cache,

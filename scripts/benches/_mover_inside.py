@@ -58,7 +58,7 @@ class Bench:
 
         As in a round of the daemon, the watermarks have just been read, and a plan was made.
         """
-        self.free.rooms_bytes()
+        self.free.rooms()
         plan = self._plan(node)
         begin = time.monotonic_ns()
         report = self.mover.run(plan, deadline_s=time.monotonic() + 600)

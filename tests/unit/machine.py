@@ -21,6 +21,7 @@ from tierd.model import (
     Backing,
     Node,
     NodeId,
+    NodeRoom,
     Outcome,
     Pid,
     Plan,
@@ -256,11 +257,11 @@ class Machine:
         memory = self.memory[pid]
         folios["node"] = np.array(NODES)[memory.rank[memory.index(folios["addr"])]]
 
-    def free_bytes(self) -> dict[NodeId, int]:
+    def rooms(self) -> dict[NodeId, NodeRoom]:
         on = sum(np.bincount(memory.rank, minlength=2) for memory in self.memory.values())
         used = np.zeros(2, int) + on * PAGE_BYTES
         return {
-            tier.nodes[0]: tier.capacity_bytes - int(used[tier.rank])
+            tier.nodes[0]: NodeRoom(tier.capacity_bytes - int(used[tier.rank]))
             for tier in self.topology.tiers
         }
 

@@ -39,7 +39,7 @@ from tierd.arenas import GIVING_ROUNDS, Arenas
 from tierd.config import Config, Mode, Place, PolicyConfig, TenantConfig
 from tierd.daemon import Daemon
 from tierd.leases import Leases
-from tierd.model import NodeId, Pid, TierKind
+from tierd.model import NodeId, NodeRoom, Pid, TierKind
 from tierd.observe import metrics
 from tierd.tiers.memory import cxl, dram
 
@@ -357,11 +357,11 @@ class SharedMachine(Machine):
         super().__init__(fast_bytes=(lease.held + 8) * BLOCK_BYTES)
         self.lease = lease
 
-    def free_bytes(self) -> dict[NodeId, int]:
-        free = super().free_bytes()
-        free[NODES[0]] -= self.lease.held * BLOCK_BYTES
-        assert free[NODES[0]] >= 0
-        return free
+    def rooms(self) -> dict[NodeId, NodeRoom]:
+        rooms = super().rooms()
+        free_bytes = rooms[NODES[0]].free_bytes - self.lease.held * BLOCK_BYTES
+        assert free_bytes >= 0
+        return rooms | {NODES[0]: NodeRoom(free_bytes)}
 
 
 @pytest.mark.parametrize(

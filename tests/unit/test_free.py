@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import errno
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tierd.kernel import zoneinfo
 from tierd.kernel.free import REFRESH_S, FreeMemory
 from tierd.kernel.text import UnexpectedContent
 from tierd.kernel.zoneinfo import Zone
-from tierd.model import PAGE_BYTES, NodeId
+from tierd.model import PAGE_BYTES, NodeId, NodeRoom
 
 ZERO, ONE = NodeId(0), NodeId(1)
 
@@ -60,6 +61,17 @@ def settle(root: Path) -> dict[NodeId, int]:
 def test_room_is_zoneinfos(root: Path, free: FreeMemory) -> None:
     rooms = settle(root)
     assert {node: free.room_bytes(node) for node in rooms} == rooms
+
+
+def test_what_cpus_keep_aside_is_told_apart(root: Path, free: FreeMemory) -> None:
+    path = root / "proc/zoneinfo"
+    before, strict = free.rooms()[ONE], settle(root)[ONE]
+    first, mine, rest = path.read_text().partition("Node 1, zone  Movable")
+    path.write_text(first + mine + re.sub(r"count: +\d+", "count:    700", rest, count=2))
+    assert free.rooms()[ONE] == NodeRoom(strict, before.aside_bytes + 2 * 700 * PAGE_BYTES)
+    assert free.room_bytes(ONE) == strict
+    free.closed.add(ONE)
+    assert free.rooms()[ONE] == NodeRoom()
 
 
 def test_what_is_free_is_read_each_time(root: Path, free: FreeMemory) -> None:
@@ -146,6 +158,7 @@ ZONES = st.lists(
         node=st.just(ZERO),
         name=st.just("Normal"),
         free_pages=PAGES,
+        aside_pages=PAGES,
         high_pages=PAGES,
         managed_pages=PAGES,
         reserve_pages=PAGES,

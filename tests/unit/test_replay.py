@@ -28,8 +28,9 @@ from tierd.cli.control import main
 from tierd.config import parse
 from tierd.config.check import Document
 from tierd.daemon import Round
+from tierd.decide.steps import HEADROOM_LOW
 from tierd.errors import NotFound, TierdError
-from tierd.model import PAGE_BYTES, Accesses, TenantClass
+from tierd.model import PAGE_BYTES, Accesses, NodeId, NodeRoom, TenantClass
 from tierd.observe.moments import load
 from tierd.observe.recording import BadRecording, Frame, Kind, encode, preamble, read
 from tierd.recorder import Recorder, Recordings, recording_to
@@ -96,6 +97,34 @@ def test_a_replay_moves_what_was_moved(path: Path) -> None:
     for second in settled:
         assert hits[second] == pytest.approx(shares[second], abs=0.2), second
     assert found.hit_ratio <= found.best_ratio <= 1
+
+
+class Hoarded(Machine):
+    """All but some of what is free are kept by single CPUs."""
+
+    left_bytes = MIB // 2
+
+    def rooms(self) -> dict[NodeId, NodeRoom]:
+        return {
+            node: NodeRoom(left := min(room.free_bytes, self.left_bytes), room.free_bytes - left)
+            for node, room in super().rooms().items()
+        }
+
+
+def test_room_that_cpus_keep_is_planned_with_and_not_filled(path: Path) -> None:
+    machine = Hoarded(fast_bytes=24 * MIB)
+    recorded(machine, path, moves=False)
+    recording = load(path)
+    aside_bytes = 24 * MIB - Hoarded.left_bytes
+    assert recording.moments[-1].aside_bytes[0] == aside_bytes
+    headroom_bytes = 24 * MIB * configured(recording).policy.headroom_percent / 100
+    found = replay(recording, configured(recording))
+    most_bytes = Hoarded.left_bytes - HEADROOM_LOW * headroom_bytes
+    assert 0.8 * most_bytes < found.up_bytes - found.down_bytes <= most_bytes
+    for moment in recording.moments:
+        moment.aside_bytes = ()
+    known = replay(recording, configured(recording))
+    assert known.up_bytes - known.down_bytes < most_bytes / 2
 
 
 def test_a_look_at_single_pages_is_replayed(path: Path) -> None:
@@ -279,8 +308,8 @@ BEGIN = {
 }
 
 
-def a_round(at_s: float, rooms: int = 1) -> Frame:
-    text = {"at_s": at_s, "page_cost_ns": 1.0}
+def a_round(at_s: float, rooms: int = 1, **more: Any) -> Frame:
+    text = {"at_s": at_s, "page_cost_ns": 1.0, **more}
     return Frame(kind=Kind.ROUND, text=text, rows=np.zeros(rooms, Kind.ROUND.dtype))
 
 
@@ -290,6 +319,8 @@ def a_round(at_s: float, rooms: int = 1) -> Frame:
         ([a_round(1.0, rooms=2)], "ROUND lacks a row for each tier"),
         ([a_round(2.0), a_round(1.0)], "ROUND lacks an instant that is not before the last"),
         ([a_round(float("nan"))], "ROUND lacks an instant"),
+        ([a_round(1.0, aside_bytes=[1, 2])], "ROUND lacks what is aside of each tier"),
+        ([a_round(1.0, aside_bytes=[-1])], "ROUND lacks sizes that make sense"),
     ],
 )
 def test_rounds_that_make_no_sense_are_named(path: Path, rounds: list[Frame], message: str) -> None:
@@ -316,6 +347,10 @@ def test_rounds_that_make_no_sense_are_named(path: Path, rounds: list[Frame], me
         (
             Frame(kind=Kind.ROUND, text={"at_s": 1.0, "page_cost_ns": 1.0}),
             "ROUND lacks a beginning before it",
+        ),
+        (
+            Frame(kind=Kind.ROUND, text={"at_s": 1.0, "page_cost_ns": 1.0, "aside_bytes": 5}),
+            "not iterable",
         ),
         (Frame(kind=Kind.TARGET, text={"pid": 5}), "TARGET lacks 'command'"),
         (Frame(kind=Kind.BEGIN, text={**BEGIN, "config": []}), "BEGIN lacks a configuration"),

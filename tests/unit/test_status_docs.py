@@ -34,6 +34,7 @@ from tierd.model import (
     Accesses,
     Kept,
     NodeId,
+    NodeRoom,
     Outcome,
     Pid,
     Plan,
@@ -132,7 +133,8 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             sampler=OneHotRange(start),
             mover=HalfMover(),
             machine=ThisMachine(
-                finder=lambda: [found], free=lambda: {NodeId(0): 1 << 30, NodeId(1): 1 << 29}
+                finder=lambda: [found],
+                free=lambda: {NodeId(0): NodeRoom(1 << 30), NodeId(1): NodeRoom(1 << 29)},
             ),
             tell=lambda daemon, rooms: status.publish(
                 tmp_path, {**account(daemon, rooms), **of_the_service()}

@@ -72,7 +72,7 @@ class Steps:
         self.rises_on = (pieces["rose"] > 0) & ~self.refused & ~self.swings
         self.fastest = (self.bytes >= PAGE_BYTES).argmax(axis=1)
         self.rooms, self.closed = rooms, closed
-        self.free = np.array([float(room.free_bytes - room.headroom_bytes) for room in rooms])
+        self.free = np.array([float(room.spare_bytes) for room in rooms])
         self.in_turn = HEADROOM_LOW * np.array([float(room.headroom_bytes) for room in rooms])
         """Bytes of its headroom that each tier may lend until as many have left it."""
         self.lacks = np.zeros(len(rooms) - 1)

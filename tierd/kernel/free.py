@@ -23,7 +23,7 @@ from typing import Self
 
 from tierd.kernel import text, zoneinfo
 from tierd.kernel.zoneinfo import Zone
-from tierd.model import PAGE_BYTES, NodeId
+from tierd.model import PAGE_BYTES, NodeId, NodeRoom
 
 REFRESH_S = 5.0
 """Watermarks change with sysctls, hotplug and, for seconds, when memory gets fragmented."""
@@ -54,7 +54,7 @@ class FreeMemory:
         while self._files:
             os.close(self._files.popitem()[1])
 
-    def rooms_bytes(self) -> Mapping[NodeId, int]:
+    def rooms(self) -> Mapping[NodeId, NodeRoom]:
         """Returns for each node what can be moved there without a reclaim, from zoneinfo.
 
         Raises:
@@ -63,8 +63,11 @@ class FreeMemory:
         zones = zoneinfo.read_zones(self._root)
         self._withheld = _withheld_bytes(zones)
         self._good_until_s = self._clock() + REFRESH_S
-        found = zoneinfo.room_bytes(zones)
-        return {node: 0 if node in self.closed else room for node, room in found.items()}
+        now, soon = zoneinfo.room_bytes(zones), zoneinfo.room_soon_bytes(zones)
+        return {
+            node: NodeRoom() if node in self.closed else NodeRoom(now[node], soon[node] - now[node])
+            for node in now
+        }
 
     def room_bytes(self, node: NodeId) -> int:
         """Returns what can be moved to the node without a reclaim; 0 where it has gone.
@@ -73,7 +76,7 @@ class FreeMemory:
             UnexpectedContent: meminfo or zoneinfo are not as documented.
         """
         if self._clock() >= self._good_until_s:
-            self.rooms_bytes()
+            self.rooms()
         if node not in self._withheld or node in self.closed:
             return 0
         return max(0, self._free_bytes(node) - self._withheld[node])
@@ -85,7 +88,7 @@ class FreeMemory:
             UnexpectedContent: zoneinfo is not as documented.
         """
         if self._clock() >= self._good_until_s:
-            self.rooms_bytes()
+            self.rooms()
         return self._withheld.get(node, 0)
 
     def _free_bytes(self, node: NodeId) -> int:

@@ -37,6 +37,8 @@ class Moment:
     seen: list[Accesses] = field(default_factory=list)
     places: dict[Pid, NDArray[np.void]] = field(default_factory=dict)
     rooms: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, Kind.ROUND.dtype))
+    aside_bytes: Sequence[float] = ()
+    """Of each tier, what single CPUs keep of it; none where that was not recorded."""
     page_cost_ns: float = 0.0
 
 
@@ -157,6 +159,10 @@ def _check_round(moment: Moment, tiers: int, last_s: float) -> None:
         raise ValueError("an instant that is not before the last")
     if not 0 <= moment.page_cost_ns < math.inf:
         raise ValueError("a cost that makes sense")
+    if len(moment.aside_bytes) not in (0, tiers):
+        raise ValueError("what is aside of each tier")
+    if not all(0 <= size < math.inf for size in moment.aside_bytes):
+        raise ValueError("sizes that make sense")
 
 
 def _take(moment: Moment, frame: Frame) -> None:
@@ -188,6 +194,7 @@ def _take(moment: Moment, frame: Frame) -> None:
         case Kind.ROUND:
             moment.at_s, moment.rooms = float(text["at_s"]), rows
             moment.page_cost_ns = float(text["page_cost_ns"])
+            moment.aside_bytes = [float(size) for size in text.get("aside_bytes", ())]
 
 
 def _accesses(text: Mapping[str, Any], rows: NDArray[np.void]) -> Accesses:

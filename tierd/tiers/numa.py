@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tierd.model import NodeId, Tier, TierRoom
+from tierd.model import NodeId, NodeRoom, Tier, TierRoom
 
 
 def headroom_bytes(tier: Tier, percent: float) -> int:
@@ -12,20 +12,21 @@ def headroom_bytes(tier: Tier, percent: float) -> int:
 
 
 def rooms(
-    tiers: Sequence[Tier], free_bytes: Mapping[NodeId, int], headroom_percent: float
+    tiers: Sequence[Tier], nodes: Mapping[NodeId, NodeRoom], headroom_percent: float
 ) -> list[TierRoom]:
     """Returns the tiers' rooms, by rank.
 
     Args:
         tiers: by rank.
-        free_bytes: what each node's free lists hold above the zones' high watermarks.
+        nodes: what each node can take.
         headroom_percent: share of each tier that is to stay free.
     """
     return [
         TierRoom(
             rank=tier.rank,
             capacity_bytes=tier.capacity_bytes,
-            free_bytes=sum(free_bytes.get(node, 0) for node in tier.nodes),
+            free_bytes=sum(nodes.get(node, NodeRoom()).free_bytes for node in tier.nodes),
+            aside_bytes=sum(nodes.get(node, NodeRoom()).aside_bytes for node in tier.nodes),
             headroom_bytes=headroom_bytes(tier, headroom_percent),
             latency_ns=tier.latency_ns,
         )
