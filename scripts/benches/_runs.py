@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from guests.workloads import Sample
 
 ARRIVED = 0.95
+
+STAYS_SECONDS = 5
+"""For so long at least: in a first second whose faults take all of it, few accesses say much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,23 +91,35 @@ class Run:
 
     @property
     def arrived_s(self) -> float:
-        """Seconds until the hits were there, the mean of the windows.
+        """Seconds until the hits were there to stay, the mean of the windows.
 
         A window in which they never were counts with its length.
         """
-        windows = sorted({second.window for second in self.seconds})
-        return statistics.mean(self._arrived_s(window) for window in windows)
+        return statistics.mean(
+            (of_it[-1] if there is None else there).t - of_it[0].t
+            for of_it, there in self._arrivals()
+        )
 
     @property
     def has_arrived(self) -> bool:
         """Whether they were there in each window."""
-        there = {second.window for second in self.seconds if second.has_arrived}
-        return there == {second.window for second in self.seconds}
+        return all(there is not None for _, there in self._arrivals())
 
-    def _arrived_s(self, window: int) -> float:
-        of_it = [second for second in self.seconds if second.window == window]
-        there = (second.t for second in of_it if second.has_arrived)
-        return next(there, of_it[-1].t) - of_it[0].t
+    def _arrivals(self) -> Iterator[tuple[list[Second], Second | None]]:
+        """Yields each window's seconds, and the one in which the hits were there to stay."""
+        for window in sorted({second.window for second in self.seconds}):
+            of_it = [second for second in self.seconds if second.window == window]
+            yield of_it, _arrival(of_it)
+
+
+def _arrival(seconds: Sequence[Second]) -> Second | None:
+    """Returns the first second that has the hits, as it and those after it have on average."""
+    for number, first in enumerate(seconds):
+        then = seconds[number : number + STAYS_SECONDS]
+        hits, hot = sum(s.hit_ratio for s in then), sum(s.hot_ratio for s in then)
+        if first.has_arrived and hits >= ARRIVED * hot:
+            return first
+    return None
 
 
 def _means(seconds: Sequence[Second]) -> tuple[float, ...]:

@@ -58,6 +58,13 @@ def test_the_hot_set_has_arrived_with_95_percent_of_its_hits() -> None:
     assert done.arrived_s == 2
 
 
+def test_a_first_second_is_no_arrival_where_the_next_ones_miss() -> None:
+    done = run(seconds(0.88, 0.6, 0.6, 0.6, 0.6, 0.86, 0.86, 0.9, 0.84, 0.86))
+    assert done.has_arrived
+    assert done.arrived_s == 5
+    assert not run(seconds(0.88, 0.6, 0.6)).has_arrived
+
+
 def test_a_window_that_never_arrives_counts_with_its_length() -> None:
     done = run(seconds(0.0, 0.9, 0.9) + seconds(0.0, 0.1, 0.2, 0.3, window=1, since=3))
     assert not done.has_arrived
