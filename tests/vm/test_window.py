@@ -43,6 +43,7 @@ def until(workload: Hotset, holds: Callable[[Sample], bool], seconds: float) -> 
 
 @pytest.mark.guest(slow_node())
 def test_a_moving_window_is_followed(guest: Guest) -> None:
+    guest.write("/proc/sys/vm/compaction_proactiveness", b"0")  # it migrates pages too
     kills, damon_stat = counter(guest, "oom_kill"), tunable(guest, DAMON_STAT)
     options = ("--mib", f"{BUFFER_MIB}", "--hot-mib", f"{WINDOW_MIB}", "--share", f"{SHARE}")
     with (
