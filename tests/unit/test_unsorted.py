@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from tests.unit.test_decide import PLACES, on_three_tiers, pieces
-from tierd.decide.unsorted import PATIENCE_S, Sorting, below
+from tierd.decide.unsorted import PATIENCE_S, YOUNG_S, Sorting, below
 from tierd.model import PAGE_BYTES, Pid, Target
 
 HOT = 10 / PAGE_BYTES
@@ -34,8 +34,8 @@ def rounds(
 
 
 def seen(*targets: Target, watched: Collection[Pid] = (Pid(1),)) -> Sorting:
-    """What is known after these targets were seen at 0 s."""
-    return Sorting().after(targets, watched, now_s=0)
+    """What is known at 0 s of targets that are not new any more."""
+    return Sorting().after(targets, watched, now_s=-YOUNG_S).after(targets, watched, now_s=0)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,15 @@ def test_between_few_and_many_it_stays_as_it_is() -> None:
     some = target((0, 96, HOT, [1]), (96, 4, HOT, [0, 1]))
     assert seen(some).is_due
     assert not any(rounds([some], seen(SORTED), begin_s=1, until_s=30))
+
+
+def test_first_samples_end_nothing() -> None:
+    """What was looked at by then may be code alone, all of it in fast memory."""
+    young = int(YOUNG_S)
+    told = rounds([SORTED], Sorting(), begin_s=3, until_s=3 + young + 1)
+    assert told == [True] * young + [False]
+    beside = [SORTED, target((0, 100, HOT, [1]), pid=2)]
+    assert rounds(beside, seen(SORTED), begin_s=1, until_s=2 + young) == [True] * young + [False]
 
 
 def test_a_new_target_is_sorted_at_once() -> None:

@@ -23,6 +23,8 @@ HOTTEST = 0.1
 """This share of a target's memory counts as hot as the coldest of it."""
 FEW, MANY = 0.03, 0.05
 """Shares of a target's accesses below: the kernel stops sorting at one, and begins at the other."""
+YOUNG_S = 5.0
+"""So old a target has to be: by its first samples most of its memory is not known yet."""
 PATIENCE_S = 10.0
 """For so long many of them have to go below: a hot set that moves is moved by regions first."""
 
@@ -32,11 +34,15 @@ _LESS_BITS = 15
 
 @dataclass(frozen=True, slots=True)
 class Sorting:
-    """Whether the kernel is to sort, which targets are known, and since when it may have to."""
+    """Whether the kernel is to sort, which targets are known, and since when it may have to.
+
+    `came_s` is when the last of them came.
+    """
 
     is_due: bool = True
     pids: frozenset[Pid] = frozenset()
     since_s: float = math.inf
+    came_s: float = -math.inf
 
     def after(
         self, targets: Sequence[Target], watched: Collection[Pid], *, now_s: float
@@ -52,10 +58,10 @@ class Sorting:
         pids = frozenset((self.pids | fresh) & set(watched))
         share = max(map(below, targets), default=1.0)
         since_s = min(self.since_s, now_s) if share > MANY else math.inf
-        if self.is_due:
-            return Sorting(share > FEW, pids, since_s)
-        is_new = not fresh <= self.pids
-        return Sorting(is_new or now_s - since_s >= PATIENCE_S, pids, since_s)
+        came_s = self.came_s if fresh <= self.pids else now_s
+        is_young = now_s - came_s < YOUNG_S
+        is_unsorted = share > FEW if self.is_due else now_s - since_s >= PATIENCE_S
+        return Sorting(is_young or is_unsorted, pids, since_s, came_s)
 
 
 def below(target: Target) -> float:
