@@ -48,7 +48,7 @@ def drawer() -> Drawer:
 @pytest.fixture
 def deep(drawer: Drawer) -> Iterator[Arena]:
     """Memory above a tier without addresses."""
-    with Arena(BLOCK, [dram(FAST * BLOCK), drawer], checksums=True, deadline_s=5) as arena:
+    with Arena(BLOCK, [dram(FAST * BLOCK), drawer], checksums=True, deadline_s=60) as arena:
         yield arena
     assert drawer.freed
 

@@ -66,7 +66,7 @@ def drawer() -> Drawer:
 @pytest.fixture
 def arena(card: Card, drawer: Drawer) -> Iterator[Arena]:
     tiers: list[Tier] = [card, dram(MEMORY * BLOCK), drawer]
-    with Arena(BLOCK, tiers, checksums=True, deadline_s=5) as arena:
+    with Arena(BLOCK, tiers, checksums=True, deadline_s=60) as arena:
         yield arena
     assert card.freed
 
@@ -346,7 +346,7 @@ def test_any_calls_in_any_order(seed: int) -> None:
     card = Card(3, BLOCK)
     expected: dict[int, int] = {}
     tiers: list[Tier] = [card, dram(5 * BLOCK), cxl(5 * BLOCK), Drawer(8, BLOCK)]
-    with Arena(BLOCK, tiers, blocks=14, checksums=bool(seed % 3)) as arena:
+    with Arena(BLOCK, tiers, blocks=14, checksums=bool(seed % 3), deadline_s=60) as arena:
         for step in range(400):
             if step == 200:
                 card.short = seed % 2
