@@ -14,23 +14,29 @@ Threads come and go, so theirs is not added up. In /proc/schedstat a CPU's line 
     cpu0 0 0 0 0 0 0 95716826 3131237 12345
 
 with the nanoseconds that tasks ran in its eighth column (Documentation/scheduler/sched-stats.rst).
+
+What a load has on fast nodes is told of all its mappings by /proc/PID/numa_maps, in pages::
+
+    7f12c8000000 default anon=24576 dirty=24576 active=0 N0=16384 N1=8192 kernelpagesize_kB=4
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Self
 
 from guests.guest import Guest
 
-from benches._loads import LOAD
+from benches._loads import LOAD, PLACED
 
 BUSY = re.compile(r"^cpu\d+(?: \d+){6} (\d+)", re.MULTILINE)
 MIGRATED = "/sys/kernel/tracing/events/migrate/mm_migrate_pages"
 BY_REASON = re.compile(r"\{ reason: +(\d+) \} .* succeeded: +(\d+)")
 COMPACTION = 0
 """Of enum migrate_reason (include/linux/migrate_mode.h)."""
+ON_NODE = re.compile(r" N(\d+)=(\d+)")
 USED = re.compile(r"^usage_usec (\d+)$", re.MULTILINE)
 
 
@@ -43,6 +49,24 @@ def moved_pages(histogram: str) -> int:
     """Returns how many pages were moved, but by compaction."""
     each = ((int(reason), int(pages)) for reason, pages in BY_REASON.findall(histogram))
     return sum(pages for reason, pages in each if reason != COMPACTION)
+
+
+def held_pages(guest: Guest) -> int:
+    """Returns how many pages on fast nodes are mapped by what is to be placed.
+
+    Of each program counts the process that has most: its waker has the same pages.
+    """
+    held = 0
+    for group in PLACED:
+        pids = guest.read(f"/sys/fs/cgroup/{group}/cgroup.procs").decode().split()
+        maps = [guest.read(f"/proc/{pid}/numa_maps").decode() for pid in pids]
+        held += max((pages_on(guest.facts.fast, each) for each in maps), default=0)
+    return held
+
+
+def pages_on(nodes: Collection[int], numa_maps: str) -> int:
+    """Returns how many pages of a process are on these nodes."""
+    return sum(int(pages) for node, pages in ON_NODE.findall(numa_maps) if int(node) in nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,15 +45,22 @@ def second(samples: Sequence[Sample]) -> Second:
     )
 
 
-def least_pages(first: Sequence[Sample], last: Sequence[Sample], room_pages: int) -> int:
+def least_pages(
+    first: Sequence[Sample], last: Sequence[Sample], came_pages: int, room_pages: int
+) -> int:
     """Pages that have to be moved to have each hot window in fast memory, and all it holds now.
 
     What was there before makes way where there is no room: hot windows, and page cache.
+
+    Args:
+        first: what the programs told at first.
+        last: and in the end.
+        came_pages: what they have in fast memory now, and had not before.
+        room_pages: how much of them there is room for.
     """
     windows = [1 + end.window - start.window for start, end in zip(first, last, strict=True)]
     hot = sum(end.hot_pages * count for end, count in zip(last, windows, strict=True))
-    held = sum(s.hot_on_fast + s.cold_pages - s.cold_on_slow - s.absent for s in last)
-    most = max(hot, held)
+    most = max(hot, came_pages)
     return most + max(0, most - room_pages)
 
 

@@ -33,7 +33,7 @@ from guests.workloads import Hotset, Sample
 from matplotlib.figure import Figure as Picture
 
 from benches._contenders import CONTENDERS, Contender, by_nobody
-from benches._costs import Costs, count_moves
+from benches._costs import Costs, count_moves, held_pages
 from benches._loads import LOAD, PLACED, Load, loads, make_database
 from benches._runs import Run, least_pages, second
 from benches.figure import Figure
@@ -113,11 +113,12 @@ def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
     with ExitStack() as stack:
         with contender.placing(guest):
             programs = load.programs(guest, node, room, stack)
-            before = Costs.of(guest)
+            held, before = held_pages(guest), Costs.of(guest)
             for program in programs:
                 program.sample(timeout=FIRST_SAMPLE_S)
             samples = sampled(programs, seconds)
             moved_pages, cpu_percent = Costs.of(guest).since(before)
+            came_pages = held_pages(guest) - held
             last_s = time.monotonic()
         with by_nobody(guest):
             for program, sample in zip(programs, samples[-1], strict=True):
@@ -129,7 +130,7 @@ def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
         seconds=tuple(map(second, samples)),
         bare_seconds=tuple(map(second, bare)),
         moved_pages=moved_pages,
-        least_pages=least_pages(samples[0], samples[-1], load.free_mib * PAGES_PER_MIB),
+        least_pages=least_pages(samples[0], samples[-1], came_pages, load.free_mib * PAGES_PER_MIB),
         cpu_percent=cpu_percent,
     )
 

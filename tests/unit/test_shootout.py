@@ -2,26 +2,23 @@
 """What the shootout makes of the seconds that its loads tell."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
-from benches._costs import moved_pages
+from benches._costs import moved_pages, pages_on
 from benches._runs import Run, Second, least_pages, second
 from guests.workloads import Sample
 
 HOT, COLD = 100, 300
 
 
-def sample(
-    t: float = 0.0, *, window: int = 0, hits: float = 0.0, ops: float = 1.0, fast: int = 0
-) -> Sample:
-    """A second of a load of which `fast` hot pages are on fast nodes, and no cold ones."""
+def sample(t: float = 0.0, *, window: int = 0, hits: float = 0.0, ops: float = 1.0) -> Sample:
+    """A second of a load."""
     return Sample(
         t=t,
         ops_per_s=ops,
         window=window,
         hot_pages=HOT,
-        hot_on_fast=fast,
+        hot_on_fast=0,
         cold_pages=COLD,
         cold_on_slow=COLD,
         absent=0,
@@ -77,25 +74,33 @@ def test_throughput_is_that_of_the_program_that_fares_worst() -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "fast", "room", "least"),
+    ("window", "room", "least"),
     [
-        (0, HOT, 2 * HOT, HOT),  # once up
-        (1, HOT, 2 * HOT, 2 * HOT),  # both windows have room
-        (1, HOT, HOT, 3 * HOT),  # the first one has to go back
+        (0, 2 * HOT, HOT),  # once up
+        (1, 2 * HOT, 2 * HOT),  # both windows have room
+        (1, HOT, 3 * HOT),  # the first one has to go back
     ],
 )
 def test_the_least_is_each_window_up_and_what_lacks_room_down(
-    window: int, fast: int, room: int, least: int
+    window: int, room: int, least: int
 ) -> None:
-    last = sample(window=window, fast=fast)
-    assert least_pages([sample()], [last], room) == least
+    assert least_pages([sample()], [sample(window=window)], HOT, room) == least
 
 
 @pytest.mark.parametrize(("room", "makes_way"), [(1000, 0), (HOT + 20, 30)])
 def test_what_is_held_at_the_end_had_to_be_moved(room: int, makes_way: int) -> None:
-    first, last = sample(), sample(fast=HOT)
-    held = replace(last, cold_on_slow=COLD - 50)
-    assert least_pages([first], [held], room) == HOT + 50 + makes_way
+    assert least_pages([sample()], [sample()], HOT + 50, room) == HOT + 50 + makes_way
+
+
+def test_what_a_process_has_on_a_node_is_told_of_all_its_mappings() -> None:
+    maps = """\
+5600a0000000 default file=/usr/bin/redis-server mapped=400 N0=100 N1=300 kernelpagesize_kB=4
+7f12c8000000 default anon=900 dirty=900 active=0 N1=200 N0=700 kernelpagesize_kB=4
+7f12d0000000 default anon=5 dirty=5 N10=5 kernelpagesize_kB=4
+7ffd00000000 default
+"""
+    assert pages_on([0], maps) == 800
+    assert pages_on([0, 10], maps) == 805
 
 
 def test_what_is_moved_within_a_node_does_not_count() -> None:
