@@ -240,6 +240,8 @@ class Daemon:
 
     def _limit_arenas(self) -> None:
         """Divides the bandwidth of far tiers; a pause does not end that, since nothing is moved."""
+        if not self.arenas.all():
+            return
         if not self.config.policy.mode.moves:
             self.arenas.unlimit()
             return

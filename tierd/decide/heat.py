@@ -308,4 +308,5 @@ def _likeness(
 
 
 def _used_tiers(pieces: NDArray[np.void]) -> list[int]:
-    return [tier for tier in range(MAX_TIERS) if pieces["resident"][:, tier].any()]
+    used: list[int] = np.flatnonzero(pieces["resident"].any(axis=0)).tolist()
+    return used
