@@ -26,6 +26,9 @@ VALUE_BYTES = 4090
 """With redis' header a page, so that each read is of one page."""
 SOCKET = f"{FOLDER}/redis.sock"
 
+LATE_S = 4
+"""By when the first second is told that counts."""
+
 SCAN = "tests/vm/workloads/sqlite_scan.py"
 DATABASE_MIB = 96
 ON_HOST = REPOSITORY / ".out" / "shootout" / "scan.db"
@@ -52,8 +55,8 @@ class Load:
 
 
 def loads(seconds: int) -> tuple[Load, ...]:
-    """All of them, with windows that move half-way."""
-    moving = f"--move-every {seconds // 2 + 1}"
+    """All of them, with windows that move half-way, and not once more where reports begin late."""
+    moving = f"--move-every {seconds // 2 + LATE_S}"
     return (
         Load(
             name="window",

@@ -83,9 +83,10 @@ def by_contender(load: Load, runs: Iterable[Run]) -> dict[str, Run]:
 def all_tried(cells: Sequence[tuple[Load, Contender]], seconds: int) -> Iterator[Run]:
     """Runs them one after the other, in a new guest from where one has failed on.
 
+    Left out is who moves the locked memory that makes room scarce, and does so again.
+
     Raises:
         EmulatorFault: the emulator did with the same one twice (docs/decisions/0033).
-        BallastMoved: there was more room than others had, twice likewise.
     """
     left, failed = list(cells), None
     while left:
@@ -96,10 +97,14 @@ def all_tried(cells: Sequence[tuple[Load, Contender]], seconds: int) -> Iterator
                     yield tried(guest, *left[0], seconds)
                     left.pop(0)
         except (EmulatorFault, BallastMoved) as fault:
-            if failed == left[0]:
+            is_again, failed = failed == left[0], left[0]
+            if is_again and isinstance(fault, EmulatorFault):
                 raise
-            failed = left[0]
-            print(f"{fault}\nagain, in another guest", file=sys.stderr, flush=True)
+            if is_again:
+                left.pop(0)
+            load, contender = failed
+            then = "left out" if is_again else "again, in another guest"
+            print(f"{load.name}, {contender.name}: {fault}: {then}", file=sys.stderr, flush=True)
 
 
 def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
@@ -142,11 +147,11 @@ def sampled(programs: Sequence[Hotset], seconds: int) -> list[list[Sample]]:
 
 
 def compare(load: Load, runs: Mapping[str, Run]) -> list[Figure]:
-    """Each tierd against the best of the others, where those ran."""
+    """Each tierd against the best of the others that ran."""
     ours = [contender.name for contender in CONTENDERS if contender.is_ours]
-    if not all(name in runs for name in RIVALS):
+    others = [runs[name] for name in RIVALS if name in runs]
+    if not others:
         return []
-    others = [runs[name] for name in RIVALS]
     return [
         figure
         for name in ours
@@ -159,10 +164,11 @@ def placing(load: Load, own: Run, others: Sequence[Run]) -> list[Figure]:
     """How well and how soon memory was placed."""
     what = f"{load.name}, {own.contender}"
     best = max(other.hit_ratio for other in others)
+    all_others = ", ".join(other.contender for other in others)
     return [
         Figure.of_rounds(f"{what}: hits in fast memory", [own.hit_ratio * 100], "%"),
         Figure.of_rounds(
-            f"{what}: hits beyond the best of the others",
+            f"{what}: hits beyond the best of {all_others}",
             [(own.hit_ratio - best) * 100],
             "points",
             at_least=0,
