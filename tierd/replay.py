@@ -336,7 +336,7 @@ class _Played:
         walk = np.minimum(walk, length)
         pages = np.rint(share * walk / PAGE_BYTES).astype(np.int64)
         most = max((deadline_s - self.now_s) * 1e9 / cost_ns, 0.0)
-        tried = np.where(np.cumsum(pages) <= most, pages, 0)
+        tried = np.clip(int(most) - (np.cumsum(pages) - pages), 0, pages)
         made = self._fitting(moves, tried)
         report = np.zeros((len(moves), len(Outcome)), np.int64)
         report[:, Outcome.MOVED] = made

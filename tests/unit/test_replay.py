@@ -127,6 +127,21 @@ def test_room_that_cpus_keep_is_planned_with_and_not_filled(path: Path) -> None:
     assert known.up_bytes - known.down_bytes < most_bytes / 2
 
 
+def test_what_a_round_has_no_time_for_follows_in_the_next_ones(
+    machine: Machine, path: Path
+) -> None:
+    """Even one move that takes longer than that; a mover ends in the midst of it as well."""
+    recorded(machine, path, moves=False)
+    recording = load(path)
+    moved_bytes = replay(recording, configured(recording)).up_bytes
+    config = configured(recording)
+    round_ns = config.daemon.interval_s * config.migrate.round_percent / 100 * 1e9
+    for moment in recording.moments:
+        moment.page_cost_ns = round_ns / (WINDOW_PAGES / 3)
+    found = replay(recording, config)
+    assert found.up_bytes > moved_bytes / 2
+
+
 def test_a_look_at_single_pages_is_replayed(path: Path) -> None:
     """Every second page is hot, which one snapshot tells; there is room for these alone."""
     edges = np.arange(PAGES + 1)
