@@ -61,8 +61,7 @@ def run(only: Collection[str] = (), seconds: int = SECONDS) -> list[Figure]:
     for run in all_tried([*product(wanted, contenders)], seconds):
         print(row(run), file=sys.stderr, flush=True)
         runs.append(run)
-        if run.contender == contenders[-1].name:
-            keep(wanted, runs)
+        keep(wanted, runs)
     print("\n".join([HEAD, *map(row, runs)]), flush=True)
     return [figure for load in wanted for figure in compare(load, by_contender(load, runs))]
 
