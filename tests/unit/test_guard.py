@@ -4,8 +4,9 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.unit.test_decide import FILLING
-from tests.unit.world import BASE
+from tests.unit.world import BASE, mapped, snapshot
 from tierd.decide.guard import LEAST_BYTES, Guard, judge, promotable, regret
+from tierd.decide.heat import fold
 from tierd.decide.worth import hot_from
 from tierd.model import PAGE_BYTES, PIECE, Policy
 
@@ -98,6 +99,31 @@ def test_a_target_whose_moves_do_not_pay_rests_ever_longer() -> None:
         now_s = guard.rests_until_s + 20
     assert rests[:3] == [POLICY.horizon_s, 2 * POLICY.horizon_s, 4 * POLICY.horizon_s]
     assert max(rests) == rests[-1] == POLICY.retry_most_s
+
+
+@pytest.mark.parametrize("between_s", [1, 2, 10, 25])
+def test_a_move_is_compared_with_those_before_it(between_s: int) -> None:
+    """What moved a little earlier and is hot still counts while what did not pay is judged."""
+    made, guard = pieces((9 * ENOUGH, {}), (ENOUGH, COLD)), Guard()
+    moved_s = np.array([NOW_S, NOW_S + between_s])
+    made["moved_s"], made["held_until_s"] = moved_s, moved_s + POLICY.dwell_s
+    regrets = []
+    for now_s in NOW_S + between_s + np.arange(3 * POLICY.horizon_s):
+        hits = snapshot([0, 9 * ENOUGH, 10 * ENOUGH], [20, 0], now_s)
+        made = fold(made, hits, mapped(10 * ENOUGH), POLICY)
+        regrets.append(regret(guard, made, np.inf, POLICY, now_s=now_s))
+        guard = judge(guard, made, np.inf, POLICY, now_s=now_s)
+    assert max(regrets) == 0.1
+    assert guard == Guard()
+
+
+def test_a_swing_is_held_against_a_target_for_as_long_as_other_moves() -> None:
+    """However long it rests itself."""
+    made = pieces((ENOUGH, SWUNG | {"held_until_s": NOW_S + POLICY.retry_most_s}), (ENOUGH, {}))
+    made["moved_s"] = NOW_S
+    judged_s = POLICY.dwell_s + POLICY.horizon_s
+    for after_s, share in ((0, 0.5), (judged_s - 1, 0.5), (judged_s, 0)):
+        assert regret(Guard(), made, np.inf, POLICY, now_s=NOW_S + after_s) == share
 
 
 def test_half_is_not_too_much() -> None:

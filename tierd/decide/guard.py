@@ -80,7 +80,9 @@ def regret(
         gaps_ns: those of the last plan: what was worth a move over one of them is not cold there.
             Empty before the first one.
     """
-    lately = (pieces["rose"] != 0) & (pieces["moved_s"] > guard.since_s)
+    judged_s = policy.dwell_s + policy.horizon_s
+    since_s = max(guard.since_s, now_s - judged_s - policy.horizon_s)
+    lately = (pieces["rose"] != 0) & (pieces["moved_s"] > since_s)
     pieces = pieces.take(np.flatnonzero(lately))
     size = (pieces["end"] - pieces["start"]) * pieces["resident"].sum(axis=1)
     moved_bytes = float(size.sum())
@@ -95,7 +97,8 @@ def regret(
     rank = np.minimum(pieces["resident"].argmax(axis=1), len(gaps_ns) - 1)
     cold = score(pieces) * policy.hysteresis < worth[rank]
     unused = (pieces["rose"] > 0) & (pieces["owed"] > 0) & has_rested & cold
-    return float(size[swung | unused].sum()) / moved_bytes
+    is_judged = pieces["moved_s"] > now_s - judged_s
+    return float(size[(swung | unused) & is_judged].sum()) / moved_bytes
 
 
 def promotable(stall_percent: float | None, policy: Policy) -> float:

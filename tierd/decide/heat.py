@@ -238,12 +238,15 @@ def concatenate(arrays: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
 
 
 def _forget_moves(pieces: NDArray[np.void], now_s: float, policy: Policy) -> None:
-    """Forgets the last move of what has been free to move again for a horizon; its swings later."""
+    """Forgets what is owed for a move once it has been free to move for a horizon, the rest later.
+
+    The guard compares each move with those of a horizon before it.
+    """
     moved = np.flatnonzero(pieces["rose"] | pieces["swings"])
     free_s = now_s - pieces["held_until_s"][moved]
     for name, most_s in (
-        ("rose", policy.horizon_s),
         ("owed", policy.horizon_s),
+        ("rose", 2 * policy.horizon_s),
         ("swings", policy.retry_most_s),
     ):
         pieces[name][moved[free_s > most_s]] = 0
