@@ -351,7 +351,10 @@ class Daemon:
         percent, tiers = self.config.policy.headroom_percent, self.topology.tiers
         rooms = numa.rooms(tiers, self.machine.rooms(), percent)
         cycles = map(self.latencies.cycles_of, tiers)
-        return [replace(room, loaded_cycles=each) for room, each in zip(rooms, cycles, strict=True)]
+        return [
+            room if each is None else replace(room, loaded_cycles=each)
+            for room, each in zip(rooms, cycles, strict=True)
+        ]
 
     def _close(self, rooms: Sequence[TierRoom]) -> None:
         """Finds the ways up that don't pay under the present load, and tells of changes."""

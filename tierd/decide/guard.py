@@ -83,6 +83,8 @@ def regret(
     judged_s = policy.dwell_s + policy.horizon_s
     since_s = max(guard.since_s, now_s - judged_s - policy.horizon_s)
     lately = (pieces["rose"] != 0) & (pieces["moved_s"] > since_s)
+    if not lately.any():
+        return 0.0
     pieces = pieces.take(np.flatnonzero(lately))
     size = (pieces["end"] - pieces["start"]) * pieces["resident"].sum(axis=1)
     moved_bytes = float(size.sum())

@@ -108,7 +108,8 @@ def fold(
     parts = cut(pieces, start[seen], end[seen], piece_at[seen])
     _forget_zoom(parts, accesses.at_s)
     rate = rates(accesses)[region_at[seen]]
-    if is_zoomed(parts).any():
+    zoomed = is_zoomed(parts)
+    if zoomed.any():
         size = (parts["end"] - parts["start"]).astype(np.float64)
         rate = divided(parts, rate, region_at[seen], size)
     for name, time_constant_s in (("short", policy.short_s), ("long", policy.long_s)):
@@ -117,7 +118,7 @@ def fold(
     parts["owed"] = np.maximum(parts["owed"] - rate * np.float32(accesses.aggregation_s), 0)
     _forget_moves(parts, accesses.at_s, policy)
     most = max(PIECES_AT_LEAST, PIECES_PER_REGION * len(regions))
-    return coalesce(parts, accesses.at_s, most=most + int(is_zoomed(parts).sum()))
+    return coalesce(parts, accesses.at_s, most=most + int(zoomed.sum()))
 
 
 def is_zoomed(pieces: NDArray[np.void]) -> NDArray[np.bool_]:
@@ -157,9 +158,8 @@ def means(
 
 def _forget_zoom(pieces: NDArray[np.void], now_s: float) -> None:
     """Takes pages for alike again whose last look was too long ago."""
-    zoomed = np.flatnonzero(is_zoomed(pieces))
-    old = now_s - pieces["zoomed_s"][zoomed] > ZOOM_KEPT_S
-    pieces["zoomed_s"][zoomed[old]] = -np.inf
+    old = is_zoomed(pieces) & (pieces["zoomed_s"] < now_s - ZOOM_KEPT_S)
+    pieces["zoomed_s"][old] = -np.inf
 
 
 def overlay(
@@ -172,12 +172,12 @@ def overlay(
         where none does.
     """
     edges = np.concatenate([_edges(layer) for layer in layers])
-    order = np.argsort(edges, kind="stable")
+    order = edges.argsort(kind="stable")
     edges = edges[order]
     new = np.ones(len(edges), np.bool_)
     new[1:] = edges[1:] != edges[:-1]
     at = np.empty(len(edges), np.intp)
-    at[order] = np.cumsum(new) - 1
+    at[order] = new.cumsum() - 1
     edges = edges[new]
     covering, done = [], 0
     for layer in layers:
@@ -205,7 +205,7 @@ def _covering(bounds: NDArray[np.intp], parts: int) -> NDArray[np.intp]:
     index[1::2] = np.arange(len(bounds) // 2)
     cuts = np.zeros(len(bounds) + 2, np.intp)
     cuts[1:-1], cuts[-1] = bounds, parts
-    return np.repeat(index, cuts[1:] - cuts[:-1])
+    return index.repeat(cuts[1:] - cuts[:-1])
 
 
 def cut(

@@ -73,6 +73,8 @@ def take_in(
         places: which node has which memory.
         now_s: the instant that they count from.
     """
+    if not len(loads) and not len(known.loads):
+        return known
     nodes = places.at(loads["address"])
     counts = (nodes >= 0) & (loads["cycles"] > 0) & (loads["cycles"] < MOST_CYCLES)
     nodes, cycles = nodes[counts], loads["cycles"][counts]

@@ -133,14 +133,14 @@ def plan(
 
 def _by_piece(flags: Sequence[Flags], lengths: Sequence[int]) -> NDArray[np.bool_]:
     """Returns the targets' flags as one for each piece."""
-    each = [np.broadcast_to(flag, n) for flag, n in zip(flags, lengths, strict=True)]
-    return np.concatenate(each)
+    return np.concatenate([np.full(n, flag) for flag, n in zip(flags, lengths, strict=True)])
 
 
 def _moves(
     pieces: NDArray[np.void], owner: NDArray[np.intp], batches: Sequence[Batch]
 ) -> NDArray[np.void]:
     """Returns the batches as moves, one for all that goes the same way of a piece."""
+    batches = [batch for batch in batches if batch.size.any()]
     if not batches:
         return np.zeros(0, MOVE)
     piece, tier, destination, size, heat = (

@@ -189,6 +189,8 @@ class Steps:
             shortfall: bytes that have to go where they are cold.
             budgets: bytes that may be moved, and that may be moved up.
         """
+        if not len(rising.piece) and shortfall <= 0 <= room:
+            return
         below, (budget, rising_budget) = self._below(rank), budgets
         wanted = self._wanted(rank, rising, sinking, room)
         may_rise = self._without_awaiting(rising, wanted)
@@ -288,21 +290,24 @@ class Steps:
         rests, held, swings = (flags[stock.piece] for flags in (self.rests, self.held, self.swings))
         held &= ~(self.rises_on[stock.piece] & (stock.tier == self.fastest[stock.piece]))
         closed = self._is_closed(stock, rank)
-        may_rise = hot & ~rests & ~closed
-        for why, kept in (
-            (Kept.RESTS, hot & rests),
-            (Kept.LOADED, hot & ~rests & closed),
-            (Kept.HELD, may_rise & held & ~swings),
-            (Kept.SWINGS, may_rise & held & swings),
-        ):
-            self._keep(why, stock.piece[kept], stock.size[kept])
-        stock = stock.take(np.flatnonzero(may_rise & ~held))
+        may_rise = hot & ~(rests | closed | held)
+        if (hot & ~may_rise).any():
+            for why, kept in (
+                (Kept.RESTS, hot & rests),
+                (Kept.LOADED, hot & ~rests & closed),
+                (Kept.HELD, hot & ~rests & ~closed & held & ~swings),
+                (Kept.SWINGS, hot & ~rests & ~closed & held & swings),
+            ):
+                self._keep(why, stock.piece[kept], stock.size[kept])
+        stock = stock.take(np.flatnonzero(may_rise))
         return stock.take(np.argsort(-stock.heat, kind="stable"))
 
     def _is_closed(self, stock: Stock, rank: int) -> NDArray[np.bool_]:
         """Tells what nothing but a pin moves up to the tier now, from where it lies."""
-        sources = [lower for upper, lower in self.closed if upper == rank]
-        return np.isin(stock.tier, sources) & ~self.pinned[stock.piece]
+        closed = np.zeros(len(stock.piece), np.bool_)
+        for upper, lower in self.closed:
+            closed |= (upper == rank) & (stock.tier == lower)
+        return closed & ~self.pinned[stock.piece]
 
     def _sinking(self, rank: int) -> Stock:
         """Bytes on the tier that may make way, coldest first."""
@@ -374,6 +379,8 @@ class Steps:
             rank: the tier.
             spare: bytes that may make way for it further down.
         """
+        if not size.any():
+            return
         going = replace(sinking, size=size).take(np.flatnonzero(size))
         for tenant in np.unique(self.tenant[going.piece]):
             mine = self._of_tenant(going, tenant)

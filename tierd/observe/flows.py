@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was moved, and what was not and why, summed up since the daemon started."""
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -143,11 +146,10 @@ class MoveCost:
 
     @property
     def page_ns(self) -> float:
-        pages, costs = np.array([(PRIOR_PAGES, self.prior_ns), *self.lately]).T
-        order = np.argsort(costs)
-        cheaper = np.cumsum(pages[order])
-        median = costs[order[np.searchsorted(cheaper, cheaper[-1] / 2)]]
-        return min(max(float(median), LEAST_COST_NS), MOST_COST_NS)
+        cheapest = sorted([(PRIOR_PAGES, self.prior_ns), *self.lately], key=itemgetter(1))
+        pages = list(accumulate(pages for pages, _ in cheapest))
+        _, median = cheapest[bisect_left(pages, pages[-1] / 2)]
+        return min(max(median, LEAST_COST_NS), MOST_COST_NS)
 
     def _forget(self, share: float) -> None:
         self.lately = [(share * pages, page_ns) for pages, page_ns in self.lately]
