@@ -230,17 +230,21 @@ def draw(wanted: Sequence[Load], runs: Sequence[Run]) -> None:
     rows = (len(wanted) + 1) // 2
     picture = Picture(figsize=(10, 2.8 * rows + 0.4), layout="constrained")
     panels = picture.subplots(rows, 2, squeeze=False).flat
+    color = {contender.name: f"C{index}" for index, contender in enumerate(CONTENDERS)}
+    lines = {}
     for load, panel in zip(wanted, panels, strict=False):
         for name, run in by_contender(load, runs).items():
             times = [second.t - run.seconds[0].t for second in run.seconds]
-            panel.plot(times, [s.hit_ratio * 100 for s in run.seconds], label=name)
+            hits = [second.hit_ratio * 100 for second in run.seconds]
+            lines[name] = panel.plot(times, hits, color=color[name])[0]
         panel.set_ylim(0, 102)
         panel.set_title(f"{load.name}: {load.told}", fontsize="x-small")
     picture.supxlabel("seconds", fontsize="small")
     picture.supylabel("% of the accesses in fast memory", fontsize="small")
     picture.legend(
-        *picture.axes[0].get_legend_handles_labels(),
-        ncols=len(CONTENDERS),
+        lines.values(),
+        lines.keys(),
+        ncols=len(lines),
         loc="outside upper center",
     )
     for panel in picture.axes[len(wanted) :]:
