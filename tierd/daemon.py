@@ -4,6 +4,8 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,6 +51,11 @@ FIRST_PAGES = 512
 """So many pages are moved at most before the cost of a move is known."""
 
 PROBE_PAGES_BUSY, PROBE_PAGES_AT_REST = 4096, 256
+
+MOST_TOGETHER = 4
+"""So many snapshots are taken in at once, which costs their regions' number times theirs."""
+
+_PID, _PID_AND_KIND = attrgetter("pid"), attrgetter("pid", "zoomed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +184,7 @@ class Daemon:
         begin_s = self.machine.monotonic()
         self.targets.follow(begin_s, is_first=not self.rounds)
         seen = self.sampler.poll()
-        for accesses in seen:
-            self._take_in(accesses)
+        self._take_in(seen)
         loads = self.sampler.loads
         self.latencies = take_in(self.latencies, loads, self.node_map, now_s=begin_s)
         fresh = self._fresh_targets(begin_s)
@@ -279,19 +285,23 @@ class Daemon:
 
     # Sample
 
-    def _take_in(self, accesses: Accesses) -> None:
-        watched = self.watched.get(accesses.pid)
-        if watched is None:
-            return
+    def _take_in(self, seen: Sequence[Accesses]) -> None:
         policy = self.config.policy.placement
-        if accesses.zoomed:
-            watched.take_zoomed(accesses, policy)
-            return
-        self.targets.look_at_mappings(watched, accesses.at_s)
-        if watched.mapped is None:
-            return
-        watched.accesses = accesses
-        watched.pieces = fold(watched.pieces, accesses, watched.mapped, policy)
+        for (pid, zoomed), alike in groupby(sorted(seen, key=_PID), key=_PID_AND_KIND):
+            watched, snapshots = self.watched.get(pid), list(alike)
+            if watched is None:
+                continue
+            if zoomed:
+                for snapshot in snapshots:
+                    watched.take_zoomed(snapshot, policy)
+                continue
+            self.targets.look_at_mappings(watched, snapshots[-1].at_s)
+            if watched.mapped is None:
+                continue
+            watched.accesses = snapshots[-1]
+            for first in range(0, len(snapshots), MOST_TOGETHER):
+                together = snapshots[first : first + MOST_TOGETHER]
+                watched.pieces = fold(watched.pieces, together, watched.mapped, policy)
 
     def _fresh_targets(self, now_s: float) -> list[Watched]:
         """Returns the targets with recent samples, their pieces' places looked at."""

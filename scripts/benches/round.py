@@ -94,7 +94,7 @@ class Rounds:
     def warm(cls, regions: int, *, moving: bool) -> Self:
         """Goes round until heat is known, and the hot set is where it is to be found."""
         rounds = cls(regions, moving=False)
-        rounds.pieces = fold(rounds.pieces, rounds.sample(), rounds.mapped, rounds.policy)
+        rounds.pieces = fold(rounds.pieces, [rounds.sample()], rounds.mapped, rounds.policy)
         rounds.pieces["resident"][:, 1] = 1.0
         rounds.pieces["probed_s"] = 0.0
         for _ in range(WARM_UP):
@@ -117,7 +117,7 @@ class Rounds:
         accesses = self.sample()
         rooms, budget_bytes = self.rooms(), self.budget_bytes()
         cpu_s, wall_s = time.process_time(), time.perf_counter()
-        self.pieces = fold(self.pieces, accesses, self.mapped, self.policy)
+        self.pieces = fold(self.pieces, [accesses], self.mapped, self.policy)
         target = Target(pid=accesses.pid, pieces=self.pieces, ceiling=ceiling(accesses))
         made = plan([target], rooms, self.policy, now_s=self.now_s, budget_bytes=budget_bytes)
         cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s

@@ -104,18 +104,47 @@ def test_rate_is_found_again_from_the_share_of_intervals() -> None:
 @given(cut=st.lists(st.integers(1, 999), max_size=30), count=st.integers(0, 20))
 def test_heat_does_not_depend_on_the_cut(cut: list[int], count: int) -> None:
     edges = sorted({0, 1000, *cut})
-    whole = fold(np.zeros(0, PIECE), snapshot([0, 1000], [count]), mapped(1000), POLICY)
-    parts = fold(
-        np.zeros(0, PIECE), snapshot(edges, [count] * (len(edges) - 1)), mapped(1000), POLICY
-    )
+    whole = fold(np.zeros(0, PIECE), [snapshot([0, 1000], [count])], mapped(1000), POLICY)
+    regions = snapshot(edges, [count] * (len(edges) - 1))
+    parts = fold(np.zeros(0, PIECE), [regions], mapped(1000), POLICY)
     assert len(parts) == len(whole) == 1
     assert parts["short"] == pytest.approx(whole["short"], rel=1e-5)
+
+
+@given(
+    first=st.lists(st.integers(1, 999), max_size=10),
+    second=st.lists(st.integers(1, 999), max_size=10),
+    data=st.data(),
+)
+def test_snapshots_may_be_taken_in_together(
+    first: list[int], second: list[int], data: st.DataObject
+) -> None:
+    """Heat is the same as by one after the other; it may be parted finer."""
+    seen = []
+    for at_s, cuts in ((AGGREGATION_S, first), (2 * AGGREGATION_S, second)):
+        edges = sorted({0, 1000, *cuts})
+        counts = [data.draw(st.integers(0, 20)) for _ in edges[1:]]
+        seen.append(snapshot(edges, counts, at_s))
+    together = fold(np.zeros(0, PIECE), seen, mapped(1000), POLICY)
+    each = np.zeros(0, PIECE)
+    for accesses in seen:
+        each = fold(each, [accesses], mapped(1000), POLICY)
+    for name in ("short", "long"):
+        heats = [(p[name] * (p["end"] - p["start"])).sum() for p in (together, each)]
+        assert heats[0] == pytest.approx(heats[1], rel=1e-5)
+
+
+def test_memory_that_was_mapped_between_two_snapshots_was_idle_before() -> None:
+    seen = [snapshot([0, 10], [20], 0), snapshot([0, 10, 20], [20, 20], AGGREGATION_S)]
+    old, new = fold(np.zeros(0, PIECE), seen, mapped(20), POLICY)
+    once = fold(np.zeros(0, PIECE), seen[1:], mapped(20), POLICY)
+    assert new["short"] == once["short"][0] < old["short"]
 
 
 def test_averages_follow_with_their_time_constants() -> None:
     made = np.zeros(0, PIECE)
     for n in range(5):
-        made = fold(made, snapshot([0, 10], [10], n * AGGREGATION_S), mapped(10), POLICY)
+        made = fold(made, [snapshot([0, 10], [10], n * AGGREGATION_S)], mapped(10), POLICY)
     rate = rates(snapshot([0, 10], [10]))[0]
     elapsed = 5 * AGGREGATION_S
     assert made["short"][0] == pytest.approx(rate * -np.expm1(-elapsed / POLICY.short_s), rel=1e-4)
@@ -123,12 +152,14 @@ def test_averages_follow_with_their_time_constants() -> None:
 
 
 def test_heat_outside_of_the_mappings_is_forgotten() -> None:
-    made = fold(np.zeros(0, PIECE), snapshot([0, 100], [20]), mapped(40), POLICY)
+    made = fold(np.zeros(0, PIECE), [snapshot([0, 100], [20])], mapped(40), POLICY)
     assert made["end"].max() == BASE + 40 * PAGE_BYTES
 
 
 def test_a_region_of_one_page_cuts_out_one_page() -> None:
-    made = fold(np.zeros(0, PIECE), snapshot([0, 500, 501, 1000], [0, 20, 0]), mapped(1000), POLICY)
+    made = fold(
+        np.zeros(0, PIECE), [snapshot([0, 500, 501, 1000], [0, 20, 0])], mapped(1000), POLICY
+    )
     hot = made[score(made) > 0]
     assert [(hot["start"][0] - BASE) // PAGE_BYTES, len(hot)] == [500, 1]
 
@@ -590,7 +621,7 @@ def test_what_has_won_back_its_moves_may_come_again(seen: int, swings: int) -> N
     made, now_s = swing(pieces((0, 100, HOT, [0, 1])), now_s=0), 0.0
     while now_s < POLICY.dwell_s:
         now_s += AGGREGATION_S
-        made = fold(made, snapshot([0, 100], [seen], now_s), mapped(100), POLICY)
+        made = fold(made, [snapshot([0, 100], [seen], now_s)], mapped(100), POLICY)
     assert swing(made, now_s=now_s)["swings"].tolist() == [swings]
 
 
@@ -607,7 +638,7 @@ def test_a_move_the_same_way_is_no_swing() -> None:
 def test_what_stayed_for_a_horizon_has_not_swung(stays_s: float, swings: int) -> None:
     made = swing(pieces((0, 100, HOT, [0, 1])), now_s=0)
     back_s = POLICY.dwell_s + stays_s + AGGREGATION_S
-    made = fold(made, snapshot([0, 100], [0], back_s), mapped(100), POLICY)
+    made = fold(made, [snapshot([0, 100], [0], back_s)], mapped(100), POLICY)
     assert swing(made, now_s=back_s)["swings"].tolist() == [swings]
 
 

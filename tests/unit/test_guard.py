@@ -110,7 +110,7 @@ def test_a_move_is_compared_with_those_before_it(between_s: int) -> None:
     regrets = []
     for now_s in NOW_S + between_s + np.arange(3 * POLICY.horizon_s):
         hits = snapshot([0, 9 * ENOUGH, 10 * ENOUGH], [20, 0], now_s)
-        made = fold(made, hits, mapped(10 * ENOUGH), POLICY)
+        made = fold(made, [hits], mapped(10 * ENOUGH), POLICY)
         regrets.append(regret(guard, made, np.inf, POLICY, now_s=now_s))
         guard = judge(guard, made, np.inf, POLICY, now_s=now_s)
     assert max(regrets) == 0.1

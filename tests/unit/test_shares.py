@@ -141,7 +141,7 @@ class Neighbours:
         for index, world in enumerate(self.worlds):
             world.now_s += AGGREGATION_S
             seen = world.sample()
-            world.pieces = fold(world.pieces, seen, mapped(PAGES), world.policy)
+            world.pieces = fold(world.pieces, [seen], mapped(PAGES), world.policy)
             world.probe()
             most = ceiling(seen)
             targets.append(Target(pid=Pid(index), pieces=world.pieces, ceiling=most, tenant=index))

@@ -105,7 +105,7 @@ class World:
     def round(self, budget_pages: int = 1 << 20) -> Plan:
         self.now_s += AGGREGATION_S
         accesses = self.sample()
-        self.pieces = fold(self.pieces, accesses, mapped(len(self.rate)), self.policy)
+        self.pieces = fold(self.pieces, [accesses], mapped(len(self.rate)), self.policy)
         self.probe()
         made = plan(
             [Target(pid=Pid(1), pieces=self.pieces, ceiling=ceiling(accesses))],

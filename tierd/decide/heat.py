@@ -92,33 +92,44 @@ def warmth(
 
 
 def fold(
-    pieces: NDArray[np.void], accesses: Accesses, mapped: Ranges, policy: Policy
+    pieces: NDArray[np.void], seen: Sequence[Accesses], mapped: Ranges, policy: Policy
 ) -> NDArray[np.void]:
-    """Returns the pieces with one snapshot taken in, limited to the mapped ranges.
+    """Returns the pieces with snapshots taken in, limited to the mapped ranges.
 
     Args:
         pieces: dtype PIECE, sorted and disjoint; empty at first.
-        accesses: a complete snapshot, not a zoomed one.
-        mapped: the target's mappings. What lies outside of them, or of the regions, is forgotten.
+        seen: complete snapshots, not zoomed ones, in order; at least one.
+        mapped: the target's mappings. What lies outside of them, or of the regions of the last
+            snapshot, is forgotten. What others have no region of was not accessed by then.
         policy: gives the time constants of the averages.
     """
-    regions = accesses.regions
-    start, end, (piece_at, region_at, mapped_at) = overlay(pieces, regions, mapped)
-    seen = (region_at >= 0) & (mapped_at >= 0)
-    parts = cut(pieces, start[seen], end[seen], piece_at[seen])
-    _forget_zoom(parts, accesses.at_s)
-    rate = rates(accesses)[region_at[seen]]
+    layers = [accesses.regions for accesses in seen]
+    start, end, (piece_at, mapped_at, *regions_at) = overlay(pieces, mapped, *layers)
+    known = (regions_at[-1] >= 0) & (mapped_at >= 0)
+    parts = cut(pieces, start[known], end[known], piece_at[known])
+    now_s = seen[-1].at_s
+    _forget_zoom(parts, now_s)
     zoomed = is_zoomed(parts)
-    if zoomed.any():
-        size = (parts["end"] - parts["start"]).astype(np.float64)
-        rate = divided(parts, rate, region_at[seen], size)
+    for accesses, region_at in zip(seen, regions_at, strict=True):
+        # Index -1, of parts without a region, takes the last rate.
+        rate = np.append(rates(accesses), np.float32(0))[region_at[known]]
+        if zoomed.any():
+            size = (parts["end"] - parts["start"]).astype(np.float64)
+            rate = divided(parts, rate, region_at[known] % (len(accesses.regions) + 1), size)
+        _average(parts, rate, accesses.aggregation_s, policy)
+    _forget_moves(parts, now_s, policy)
+    most = max(PIECES_AT_LEAST, PIECES_PER_REGION * len(layers[-1]))
+    return coalesce(parts, now_s, most=most + int(zoomed.sum()))
+
+
+def _average(
+    pieces: NDArray[np.void], rate: NDArray[np.float32], time_s: float, policy: Policy
+) -> None:
+    """Takes in a rate that was seen for so long."""
     for name, time_constant_s in (("short", policy.short_s), ("long", policy.long_s)):
-        weight = -math.expm1(-accesses.aggregation_s / time_constant_s)
-        parts[name] += np.float32(weight) * (rate - parts[name])
-    parts["owed"] = np.maximum(parts["owed"] - rate * np.float32(accesses.aggregation_s), 0)
-    _forget_moves(parts, accesses.at_s, policy)
-    most = max(PIECES_AT_LEAST, PIECES_PER_REGION * len(regions))
-    return coalesce(parts, accesses.at_s, most=most + int(zoomed.sum()))
+        weight = -math.expm1(-time_s / time_constant_s)
+        pieces[name] += np.float32(weight) * (rate - pieces[name])
+    pieces["owed"] = np.maximum(pieces["owed"] - rate * np.float32(time_s), 0)
 
 
 def is_zoomed(pieces: NDArray[np.void]) -> NDArray[np.bool_]:
