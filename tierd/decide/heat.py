@@ -110,12 +110,13 @@ def fold(
     now_s = seen[-1].at_s
     _forget_zoom(parts, now_s)
     zoomed = is_zoomed(parts)
-    for accesses, region_at in zip(seen, regions_at, strict=True):
-        # Index -1, of parts without a region, takes the last rate.
-        rate = np.append(rates(accesses), np.float32(0))[region_at[known]]
+    size = (parts["end"] - parts["start"]).astype(np.float64)
+    for accesses, regions in zip(seen, regions_at, strict=True):
+        # Index -1, of parts without a region, is that of one more, without an access.
+        region_at = regions[known] % (len(accesses.regions) + 1)
+        rate = np.append(rates(accesses), np.float32(0))[region_at]
         if zoomed.any():
-            size = (parts["end"] - parts["start"]).astype(np.float64)
-            rate = divided(parts, rate, region_at[known] % (len(accesses.regions) + 1), size)
+            rate = divided(parts, rate, region_at, size)
         _average(parts, rate, accesses.aggregation_s, policy)
     _forget_moves(parts, now_s, policy)
     most = max(PIECES_AT_LEAST, PIECES_PER_REGION * len(layers[-1]))

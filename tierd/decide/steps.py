@@ -290,16 +290,16 @@ class Steps:
         rests, held, swings = (flags[stock.piece] for flags in (self.rests, self.held, self.swings))
         held &= ~(self.rises_on[stock.piece] & (stock.tier == self.fastest[stock.piece]))
         closed = self._is_closed(stock, rank)
-        may_rise = hot & ~(rests | closed | held)
-        if (hot & ~may_rise).any():
+        may_rise = hot & ~rests & ~closed
+        if (hot & (rests | closed | held)).any():
             for why, kept in (
                 (Kept.RESTS, hot & rests),
                 (Kept.LOADED, hot & ~rests & closed),
-                (Kept.HELD, hot & ~rests & ~closed & held & ~swings),
-                (Kept.SWINGS, hot & ~rests & ~closed & held & swings),
+                (Kept.HELD, may_rise & held & ~swings),
+                (Kept.SWINGS, may_rise & held & swings),
             ):
                 self._keep(why, stock.piece[kept], stock.size[kept])
-        stock = stock.take(np.flatnonzero(may_rise))
+        stock = stock.take(np.flatnonzero(may_rise & ~held))
         return stock.take(np.argsort(-stock.heat, kind="stable"))
 
     def _is_closed(self, stock: Stock, rank: int) -> NDArray[np.bool_]:
