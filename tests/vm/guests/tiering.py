@@ -58,9 +58,13 @@ class Tierd:
 
     def wait_until_up(self) -> None:
         """Waits for its first round."""
+        self.wait_until(lambda: (self.status or {}).get("pid") == self.pid)
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Waits for what it is to publish."""
         deadline = time.monotonic() + WITHIN_S
-        while (self.status or {}).get("pid") != self.pid:
-            assert time.monotonic() < deadline, f"not up: {self.process.stderr}"
+        while not holds():
+            assert time.monotonic() < deadline, f"{self.status} {self.process.stderr}"
             time.sleep(0.5)
 
     def stop(self) -> Completed:
