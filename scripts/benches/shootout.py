@@ -23,7 +23,7 @@ from itertools import product
 from typing import TypeVar
 
 from guests.boot import boot
-from guests.errors import BallastMoved, EmulatorFault
+from guests.errors import EmulatorFault
 from guests.guest import REPOSITORY, Guest
 from guests.kernels import Kernel
 from guests.tiering import FOLDER as GUEST_FOLDER
@@ -80,12 +80,10 @@ def by_contender(load: Load, runs: Iterable[Run]) -> dict[str, Run]:
 
 
 def all_tried(cells: Sequence[tuple[Load, Contender]], seconds: int) -> Iterator[Run]:
-    """Runs them one after the other, in a new guest from where one has failed on.
-
-    Left out is who moves the locked memory that makes room scarce, and does so again.
+    """Runs them one after the other, in a new guest from where the emulator has failed on.
 
     Raises:
-        EmulatorFault: the emulator did with the same one twice (docs/decisions/0033).
+        EmulatorFault: it did with the same one twice (docs/decisions/0033).
     """
     left, failed = list(cells), None
     while left:
@@ -95,15 +93,12 @@ def all_tried(cells: Sequence[tuple[Load, Contender]], seconds: int) -> Iterator
                 while left:
                     yield tried(guest, *left[0], seconds)
                     left.pop(0)
-        except (EmulatorFault, BallastMoved) as fault:
-            is_again, failed = failed == left[0], left[0]
-            if is_again and isinstance(fault, EmulatorFault):
+        except EmulatorFault as fault:
+            if failed == left[0]:
                 raise
-            if is_again:
-                left.pop(0)
-            load, contender = failed
-            then = "left out" if is_again else "again, in another guest"
-            print(f"{load.name}, {contender.name}: {fault}: {then}", file=sys.stderr, flush=True)
+            failed = load, contender = left[0]
+            told = f"{load.name}, {contender.name}: {fault}: again, in another guest"
+            print(told, file=sys.stderr, flush=True)
 
 
 def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
@@ -112,8 +107,7 @@ def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
     groups = [f"/sys/fs/cgroup/{group}" for group in (LOAD, *PLACED)]
     guest.run(["mkdir", "-p", GUEST_FOLDER, *groups])
     guest.run(["sh", "-c", "sync; echo 3 > /proc/sys/vm/drop_caches"])
-    fast = guest.facts.fast[0]
-    room = nullcontext() if contender.has_all_fast else ballast(guest, fast, load.free_mib)
+    room = nullcontext() if contender.has_all_fast else ballast(guest, load.free_mib)
     with ExitStack() as stack:
         with contender.placing(guest):
             programs = load.programs(guest, node, room, stack)

@@ -63,7 +63,7 @@ def test_an_arena_leaves_another_tenant_its_share_of_dram(guest: Guest) -> None:
             until_fast(program, running)
             before = arenas(running)[0]["resident"]["dram"]
             options = ("--mib", "96", "--hot-mib", f"{HOT_MIB}", "--share", "98", "--node", "1")
-            with ballast(guest, 0, FREE_MIB), hotset(guest, *options) as load:
+            with ballast(guest, FREE_MIB), hotset(guest, *options) as load:
                 put(guest, DB, load.pid)
                 arrived = next((s for s in load.samples(WITHIN_S) if s.hot_share >= 0.95), None)
                 assert arrived is not None, running.status

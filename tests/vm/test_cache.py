@@ -48,7 +48,7 @@ def test_page_cache_makes_way_and_is_not_dropped(guest: Guest) -> None:
         guest.run(["sh", "-c", f"{DROP}; {READ}"])
         cached, before = cache_mib(guest), counter(guest, "pgdemote_proactive")
         assert cached[0] >= CACHE_MIB
-        with ballast(guest, 0, FREE_MIB), hotset(guest, *options) as load:
+        with ballast(guest, FREE_MIB), hotset(guest, *options) as load:
             until(load, running, lambda: load.sample().hot_share >= ARRIVED)
             assert guest.read(DEMOTION) == b"true\n"
             assert sum(cache_mib(guest)) >= KEPT * sum(cached)

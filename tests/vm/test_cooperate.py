@@ -94,7 +94,7 @@ def how_set(guest: Guest) -> tuple[bytes, ...]:
 def workload(guest: Guest, *options: str, free_mib: int) -> Iterator[Hotset]:
     """One whose hot memory has room in the fast node, and begins in the slow one."""
     given = ("--share", "98", "--node", f"{guest.facts.slow[0]}")
-    with ballast(guest, guest.facts.fast[0], free_mib), hotset(guest, *options, *given) as load:
+    with ballast(guest, free_mib), hotset(guest, *options, *given) as load:
         yield load
 
 

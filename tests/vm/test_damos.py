@@ -31,7 +31,7 @@ def test_the_kernel_moves_a_hot_window_up_and_a_cold_one_down(guest: Guest) -> N
     options = ("--mib", f"{BUFFER_MIB}", "--hot-mib", f"{HOT_MIB}", "--share", "98")
     with tierd(guest, settings=RULE) as running:
         running.wait_until_up()
-        with ballast(guest, 0, FREE_MIB), hotset(guest, *options, "--node", "1") as load:
+        with ballast(guest, FREE_MIB), hotset(guest, *options, "--node", "1") as load:
             arrive(load, running, window=0)
             told = rested(load, running)
             moves = counter(guest, "pgmigrate_success") - migrated

@@ -27,7 +27,7 @@ def test_sparse_hot_pages_are_found(guest: Guest) -> None:
     options = ("--mib", f"{BUFFER_MIB}", "--hot-mib", f"{HOT_MIB}", "--share", "98", "--stride")
     with tierd(guest, settings=RULE) as running:
         running.wait_until_up()
-        with ballast(guest, 0, FREE_MIB), hotset(guest, *options, "--node", "1") as load:
+        with ballast(guest, FREE_MIB), hotset(guest, *options, "--node", "1") as load:
             seen = [load.sample()]
             for sample in load.samples(FIND_S):
                 seen.append(sample)

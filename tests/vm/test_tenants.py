@@ -33,7 +33,7 @@ def test_a_guarantee_is_kept_while_a_neighbour_thrashes(guest: Guest) -> None:
     with tierd(guest, settings=SETTINGS) as running:
         running.wait_until_up()
         with (
-            ballast(guest, 0, FREE_MIB),
+            ballast(guest, FREE_MIB),
             tenant(guest, DB, 64, DB_MIB) as db,
             tenant(guest, BATCH, 256, WINDOW_MIB) as batch,
         ):

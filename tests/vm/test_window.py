@@ -51,7 +51,7 @@ def test_a_moving_window_is_followed(guest: Guest) -> None:
         tierd(guest, settings=RULE) as running,
     ):
         arrive(load, START_S, running, window=0)
-        with ballast(guest, 0, FREE_MIB - WINDOW_MIB):
+        with ballast(guest, FREE_MIB - WINDOW_MIB):
             before = at_rest(load, running)
             capacity_pages = room_kib(guest, 0) // PAGE_KIB + WINDOW_PAGES
             for turn in range(1, 1 + MOVES):

@@ -39,10 +39,6 @@ class CommandTimeout(CommandFailed):
     """A command took longer than it was given, in a guest that is otherwise well."""
 
 
-class BallastMoved(GuestError):
-    """Locked memory that filled a node has left it, as DAMON's schemes for physical memory do."""
-
-
 PANIC = "Kernel panic - not syncing"
 FAILURE = re.compile(rf"{PANIC}|BUG: |kernel BUG at |Oops: ")
 """How the kernel's report of its own failure begins; where that is an oops, the panic only ends it

@@ -40,7 +40,7 @@ def record(guest: Guest, path: Path, seconds: float) -> list[Measured]:
         guest.run(["rm", "-f", RECORDING])  # of another try
         with tierd(guest, "--record", RECORDING, settings=RULE):
             samples = [first, *load.samples(seconds / 2)]
-            with ballast(guest, 0, FREE_MIB - WINDOW_MIB):
+            with ballast(guest, FREE_MIB - WINDOW_MIB):
                 load.move_window()
                 samples += load.samples(seconds / 2)
         path.write_bytes(guest.read(RECORDING))

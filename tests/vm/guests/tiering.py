@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from guests.errors import BallastMoved, CommandFailed
+from guests.errors import CommandFailed
 from guests.guest import Completed, Guest, Process
 from guests.workloads import Hotset
 
@@ -30,6 +30,11 @@ take_over = true
 """What every test in a guest sets."""
 
 PAGE_KIB = 4
+
+RING = "/sys/kernel/tracing/instances/ballast"
+BARE, LEFT_OVER_KIB = 0.97, 2 << 10
+"""The share of a ring's memory that its size tells, and what may be left over."""
+
 WITHIN_S = 180
 """Until something must be seen: tierd alone takes half a minute to start where all is emulated."""
 
@@ -137,11 +142,17 @@ def at_rest(load: Hotset, running: Tierd) -> tuple[int, int]:
 
 
 def room_kib(guest: Guest, node: int) -> int:
-    """What a node can take before the kernel reclaims: its free memory less the high watermarks."""
+    """What a node can take before the kernel reclaims, what CPUs keep aside among it.
+
+    That is dozens of MiB once many pages have been freed, and in no count of free memory.
+    """
     zones = guest.read("/proc/zoneinfo").decode().split("Node ")
     mine = "".join(zone for zone in zones if zone.startswith(f"{node}, zone"))
-    high = sum(map(int, re.findall(r"^ +high +(\d+)$", mine, re.MULTILINE)))
-    return node_kib(guest, node, "MemFree") - high * PAGE_KIB
+    high, aside = (
+        sum(map(int, re.findall(rf"^ +{what} +(\d+)$", mine, re.MULTILINE)))
+        for what in ("high", "count:")
+    )
+    return node_kib(guest, node, "MemFree") + (aside - high) * PAGE_KIB
 
 
 def node_kib(guest: Guest, node: int, what: str) -> int:
@@ -159,26 +170,27 @@ def counter(guest: Guest, name: str) -> int:
 
 
 @contextmanager
-def ballast(guest: Guest, node: int, leave_mib: int) -> Iterator[None]:
-    """Fills a node with locked memory until it has room for so much more.
+def ballast(guest: Guest, leave_mib: int) -> Iterator[None]:
+    """Fills the CPUs' node with the kernel's own memory until it has room for so much more.
+
+    A ring buffer for tracing is in pages that nothing moves or reclaims; locked memory is moved by
+    DAMON's schemes, and huge pages are too few in a node that was in use.
 
     What is started later takes of that: tierd and what it reads of the guest's root, some 60 MiB.
-    The kernel keeps 65 MiB of a node of 1 GiB free, for huge pages, and lets the CPUs keep as much
-    aside; meanwhile it keeps as small a part of it as it does of a server's memory.
+    The kernel keeps 65 MiB of a node of 1 GiB free, for huge pages; meanwhile it keeps as small a
+    part of it as it does of a server's memory.
     """
+    leave_kib, cpu_kib = leave_mib * 1024, 0
     with server_watermarks(guest):
-        pages = room_kib(guest, node) // PAGE_KIB - leave_mib * 256
-        holder = ["python3", "tests/vm/inside/holder.py", f"{pages}", "locked", "kept"]
-        holding = guest.start(["numactl", f"--membind={node}", *holder])
-        holding.readline(120)
         try:
+            guest.run(["mkdir", RING])
+            # What the pages are listed in takes memory too, which is known by what is left.
+            while (left_kib := room_kib(guest, *guest.facts.fast)) > leave_kib + LEFT_OVER_KIB:
+                cpu_kib += int((left_kib - leave_kib) * BARE) // guest.topology.cpus
+                guest.write(f"{RING}/buffer_size_kb", b"%d" % cpu_kib)
             yield
-            held = node_kib(guest, node, "Mlocked") // PAGE_KIB
-            if held < pages:
-                raise BallastMoved(f"of {pages} pages of ballast {held} are left on node {node}")
         finally:
-            holding.signal(signal.SIGKILL)
-            holding.wait()
+            guest.run(["rmdir", RING])
 
 
 @contextmanager

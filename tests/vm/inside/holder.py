@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that holds memory: prints its address, and at a line of stdin what is damaged of it.
 
-A kept one waits for a signal in place of the line.
-
-Usage: holder.py PAGES [shared|locked|huge|untouched|kept|bound:NODE]...
+Usage: holder.py PAGES [shared|locked|huge|untouched|bound:NODE]...
 """
 
 import ctypes
 import mmap
 import os
-import signal
 import sys
 from collections.abc import Iterator
 
@@ -65,8 +62,6 @@ def main() -> None:
         sys.stdin.read()
         os._exit(0)
     say(address)
-    if "kept" in kinds:
-        signal.pause()
     sys.stdin.readline()
     say(sum(memory[skip + at : skip + at + len(c)] != c for at, c in pattern(pages)))
 
