@@ -7,7 +7,7 @@ Tierd by itself, beside the kernel's balancing, and with its policy in DAMON's h
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from guests.guest import Guest
 from guests.tiering import tierd
 
 from benches._loads import PLACED
+from benches._room import DEMOTION, tunables
 
 RULE = """
 zoom = {zoom}  # in [damon], which stands before this
@@ -32,7 +33,6 @@ room_horizon_s = 600.0
 gap 0.4 accesses of a page in a second pay its move back, where by default it takes 2.7."""
 
 BALANCING = "/proc/sys/kernel/numa_balancing"
-DEMOTION = "/sys/kernel/mm/numa/demotion_enabled"
 
 # As in damo's scripts/mem_tier.sh, which has DAMON tune itself.
 DAMO = """
@@ -63,19 +63,6 @@ class Contender:
 
 
 @contextmanager
-def tunables(guest: Guest, values: Mapping[str, str]) -> Iterator[None]:
-    """Sets files of the kernel's for as long as the context lasts."""
-    before = {path: guest.read(path) for path in values}
-    for path, value in values.items():
-        guest.write(path, value.encode())
-    try:
-        yield
-    finally:
-        for path, content in before.items():
-            guest.write(path, content)
-
-
-@contextmanager
 def by_kernel(guest: Guest) -> Iterator[None]:
     with tunables(guest, {BALANCING: "2", DEMOTION: "true"}), damon_stat(guest, "N"):
         yield
@@ -83,7 +70,11 @@ def by_kernel(guest: Guest) -> Iterator[None]:
 
 @contextmanager
 def by_damo(guest: Guest) -> Iterator[None]:
-    with tunables(guest, {BALANCING: "0"}), damon_stat(guest, "N"):
+    """With demotion by the kernel too.
+
+    DAMON fills the fast node, and without swap the kernel would kill for what it needs there.
+    """
+    with tunables(guest, {BALANCING: "0", DEMOTION: "true"}), damon_stat(guest, "N"):
         guest.run(["damo", "start", *DAMO.split()], timeout=300)
         try:
             wait_until_tuned(guest)

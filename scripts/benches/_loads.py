@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from guests.guest import REPOSITORY, Guest, Process
@@ -34,12 +34,8 @@ DATABASE_MIB = 96
 ON_HOST = REPOSITORY / ".out" / "shootout" / "scan.db"
 IN_GUEST = f"{FOLDER}/scan.db"
 
-Room = AbstractContextManager[None]
-Programs = Callable[[Guest, int, Room, ExitStack], list[Hotset]]
-"""Starts them in a guest, with memory on a node, until the stack is closed.
-
-Before anything is accessed, fast memory is made as small as the room that is to be had.
-"""
+Programs = Callable[[Guest, int, ExitStack], list[Hotset]]
+"""Starts them in a guest, with memory on a node, until the stack is closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +115,7 @@ def make_database() -> None:
 def _hotsets(*options: str) -> Programs:
     """A hotset with each of these options, in cgroups of their own."""
 
-    def start(guest: Guest, node: int, room: Room, stack: ExitStack) -> list[Hotset]:
-        stack.enter_context(room)
+    def start(guest: Guest, node: int, stack: ExitStack) -> list[Hotset]:
         commands = [
             within(group, [*hotset_command(guest), "--node", f"{node}", *words.split()])
             for group, words in zip(PLACED, options, strict=False)
@@ -130,9 +125,8 @@ def _hotsets(*options: str) -> Programs:
     return start
 
 
-def _redis(guest: Guest, node: int, room: Room, stack: ExitStack) -> list[Hotset]:
+def _redis(guest: Guest, node: int, stack: ExitStack) -> list[Hotset]:
     """A client that reads keys by Zipf's law, its server filled."""
-    stack.enter_context(room)
     server = stack.enter_context(_server(guest))
     with _limited_to(guest, node):
         fill = ["debug", "populate", f"{KEYS}", "key", f"{VALUE_BYTES}"]
@@ -176,13 +170,12 @@ def _server(guest: Guest) -> Iterator[Process]:
         server.wait()
 
 
-def _cache_and_scan(guest: Guest, node: int, room: Room, stack: ExitStack) -> list[Hotset]:
+def _cache_and_scan(guest: Guest, node: int, stack: ExitStack) -> list[Hotset]:
     """A cache, and a scan of a database whose file is in memory, mapped."""
     guest.run(["numactl", f"--preferred={node}", "cp", ON_HOST, IN_GUEST], timeout=300)
     stack.callback(guest.run, ["rm", IN_GUEST])
     scan = [*_on_last_cpu(guest), "python3", SCAN, IN_GUEST, f"{guest.facts.fast[0]}"]
-    start_cache = _hotsets("--mib 96 --hot-mib 32 --share 95")
-    caches = start_cache(guest, node, room, stack)
+    caches = _hotsets("--mib 96 --hot-mib 32 --share 95")(guest, node, stack)
     return [*caches, stack.enter_context(reporting(guest, within(PLACED[1], scan)))]
 
 

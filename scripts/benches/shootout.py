@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import product
 from typing import TypeVar
@@ -27,7 +27,6 @@ from guests.errors import EmulatorFault
 from guests.guest import REPOSITORY, Guest
 from guests.kernels import Kernel
 from guests.tiering import FOLDER as GUEST_FOLDER
-from guests.tiering import ballast
 from guests.topology import slow_node
 from guests.workloads import Hotset, Sample
 from matplotlib.figure import Figure as Picture
@@ -35,6 +34,7 @@ from matplotlib.figure import Figure as Picture
 from benches._contenders import CONTENDERS, Contender, by_nobody
 from benches._costs import Costs, count_moves, held_pages
 from benches._loads import LOAD, PLACED, Load, loads, make_database
+from benches._room import leaving
 from benches._runs import Run, least_pages, second
 from benches.figure import Figure
 
@@ -107,10 +107,11 @@ def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
     groups = [f"/sys/fs/cgroup/{group}" for group in (LOAD, *PLACED)]
     guest.run(["mkdir", "-p", GUEST_FOLDER, *groups])
     guest.run(["sh", "-c", "sync; echo 3 > /proc/sys/vm/drop_caches"])
-    room = nullcontext() if contender.has_all_fast else ballast(guest, load.free_mib)
     with ExitStack() as stack:
         with contender.placing(guest):
-            programs = load.programs(guest, node, room, stack)
+            if not contender.has_all_fast:
+                stack.enter_context(leaving(guest, load.free_mib))
+            programs = load.programs(guest, node, stack)
             held, before = held_pages(guest), Costs.of(guest)
             for program in programs:
                 program.sample(timeout=FIRST_SAMPLE_S)

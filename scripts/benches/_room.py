@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a load gets of fast memory in the shootout, by whomever it is placed.
+
+What the guest has there of its own, page cache for the most part, would be room for who demotes
+whatever is cold, and none for who moves what is a target's. So it leaves first, by the kernel's
+reclaim of a node with demotion (Linux 6.17, Documentation/ABI/stable/sysfs-devices-node).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from guests.guest import Guest
+from guests.tiering import ballast, node_kib
+
+DEMOTION = "/sys/kernel/mm/numa/demotion_enabled"
+
+MOST_LEFT_KIB = 16 << 10
+"""Of page cache, by what is running."""
+
+
+@contextmanager
+def tunables(guest: Guest, values: Mapping[str, str]) -> Iterator[None]:
+    """Sets files of the kernel's for as long as the context lasts."""
+    before = {path: guest.read(path) for path in values}
+    for path, value in values.items():
+        guest.write(path, value.encode())
+    try:
+        yield
+    finally:
+        for path, content in before.items():
+            guest.write(path, content)
+
+
+@contextmanager
+def leaving(guest: Guest, free_mib: int) -> Iterator[None]:
+    """Leaves so much of the fast node to a load, and no page cache there that could make way."""
+    clear(guest, guest.facts.fast[0])
+    with ballast(guest, free_mib):
+        yield
+
+
+def clear(guest: Guest, node: int) -> None:
+    """Has what is on a node leave it for a slower one, but for what is used right now."""
+    with tunables(guest, {DEMOTION: "true"}):
+        size = f"{node_kib(guest, node, 'MemUsed')}K"
+        # More than can leave is asked for, so that the kernel does what it can and says EIO.
+        asked = f"echo {size} > /sys/devices/system/node/node{node}/reclaim"
+        guest.run(["sh", "-c", asked], check=False)
+    left_kib = node_kib(guest, node, "FilePages")
+    assert left_kib <= MOST_LEFT_KIB, f"{left_kib} KiB of page cache stay on node {node}"
