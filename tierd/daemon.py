@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tierd.arenas import Arenas, Steered, may_have
 from tierd.config import Config
 from tierd.decide.guard import judge, promotable
-from tierd.decide.heat import ceiling, fold
+from tierd.decide.heat import ceiling
 from tierd.decide.latency import Latencies, Way, closed, take_in
 from tierd.decide.placement import plan
 from tierd.decide.settle import settle, unsettle
@@ -51,9 +51,6 @@ FIRST_PAGES = 512
 """So many pages are moved at most before the cost of a move is known."""
 
 PROBE_PAGES_BUSY, PROBE_PAGES_AT_REST = 4096, 256
-
-MOST_TOGETHER = 4
-"""So many snapshots are taken in at once, which costs their regions' number times theirs."""
 
 _PID, _PID_AND_KIND = attrgetter("pid"), attrgetter("pid", "zoomed")
 
@@ -292,16 +289,10 @@ class Daemon:
             if watched is None:
                 continue
             if zoomed:
-                for snapshot in snapshots:
-                    watched.take_zoomed(snapshot, policy)
-                continue
-            self.targets.look_at_mappings(watched, snapshots[-1].at_s)
-            if watched.mapped is None:
-                continue
-            watched.accesses = snapshots[-1]
-            for first in range(0, len(snapshots), MOST_TOGETHER):
-                together = snapshots[first : first + MOST_TOGETHER]
-                watched.pieces = fold(watched.pieces, together, watched.mapped, policy)
+                watched.take_zoomed(snapshots, policy)
+            else:
+                self.targets.look_at_mappings(watched, snapshots[-1].at_s)
+                watched.take(snapshots, policy)
 
     def _fresh_targets(self, now_s: float) -> list[Watched]:
         """Returns the targets with recent samples, their pieces' places looked at."""

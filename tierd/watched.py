@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """A target, and what the daemon knows of it from round to round."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tierd.decide.guard import Guard
+from tierd.decide.heat import fold
 from tierd.decide.magnify import is_unequal, magnify
 from tierd.decide.pins import NO_PINS, cut_at, merge
 from tierd.kernel.process import Process
 from tierd.model import PIECE, PIN_CODE, Accesses, Flags, Pin, Policy
+
+MOST_TOGETHER = 4
+"""So many snapshots are taken in at once, which costs their regions' number times theirs."""
 
 STALE_AGGREGATIONS = 4
 """Without a snapshot for so many aggregations a target's memory is left where it is."""
@@ -70,12 +74,22 @@ class Watched:
             code[code == 0] = PIN_CODE[self.pin]
         return code == PIN_CODE[Pin.FASTEST], code == PIN_CODE[Pin.HERE]
 
-    def take_zoomed(self, accesses: Accesses, policy: Policy) -> None:
-        """Takes in a look at single pages; the next waits ever longer while these are alike."""
-        self.pieces = magnify(self.pieces, accesses, policy)
-        self.zooms_in_vain = 0 if is_unequal(accesses) else self.zooms_in_vain + 1
-        wait_s = min(ZOOM_WAIT_MOST_S, 2.0 ** min(self.zooms_in_vain, 10) - 1)
-        self.zoom_at_s = accesses.at_s + wait_s
+    def take(self, snapshots: Sequence[Accesses], policy: Policy) -> None:
+        """Takes in snapshots of all of it, in the order of time, if it is known what is mapped."""
+        if self.mapped is None:
+            return
+        self.accesses = snapshots[-1]
+        for first in range(0, len(snapshots), MOST_TOGETHER):
+            together = snapshots[first : first + MOST_TOGETHER]
+            self.pieces = fold(self.pieces, together, self.mapped, policy)
+
+    def take_zoomed(self, looks: Sequence[Accesses], policy: Policy) -> None:
+        """Takes in looks at single pages; the next waits ever longer while these are alike."""
+        for look in looks:
+            self.pieces = magnify(self.pieces, look, policy)
+            self.zooms_in_vain = 0 if is_unequal(look) else self.zooms_in_vain + 1
+            wait_s = min(ZOOM_WAIT_MOST_S, 2.0 ** min(self.zooms_in_vain, 10) - 1)
+            self.zoom_at_s = look.at_s + wait_s
 
     def note_look(self, now_s: float) -> None:
         """Takes in that a look at single pages begins."""
