@@ -132,7 +132,7 @@ def _redis(guest: Guest, node: int, stack: ExitStack) -> list[Hotset]:
         fill = ["debug", "populate", f"{KEYS}", "key", f"{VALUE_BYTES}"]
         guest.run(["redis-cli", "-s", SOCKET, *fill], timeout=120)
     reads = [SOCKET, server.pid, KEYS, VALUE_BYTES, EXPONENT, HOT_KEYS, guest.facts.fast[0]]
-    client = [*_on_last_cpu(guest), str(build("redis_reads")), *map(str, reads)]
+    client = [*on_last_cpu(guest), str(build("redis_reads")), *map(str, reads)]
     return [stack.enter_context(reporting(guest, within(LOAD, client)))]
 
 
@@ -158,9 +158,7 @@ def _limited_to(guest: Guest, node: int) -> Iterator[None]:
 def _server(guest: Guest) -> Iterator[Process]:
     options = ["--port", "0", "--unixsocket", SOCKET, "--save", "", "--dir", FOLDER]
     debug = ["--enable-debug-command", "yes"]
-    server = guest.start(
-        within(PLACED[0], [*_on_last_cpu(guest), "redis-server", *options, *debug])
-    )
+    server = guest.start(within(PLACED[0], [*on_last_cpu(guest), "redis-server", *options, *debug]))
     try:
         while "eady to accept" not in server.readline():
             pass
@@ -174,10 +172,11 @@ def _cache_and_scan(guest: Guest, node: int, stack: ExitStack) -> list[Hotset]:
     """A cache, and a scan of a database whose file is in memory, mapped."""
     guest.run(["numactl", f"--preferred={node}", "cp", ON_HOST, IN_GUEST], timeout=300)
     stack.callback(guest.run, ["rm", IN_GUEST])
-    scan = [*_on_last_cpu(guest), "python3", SCAN, IN_GUEST, f"{guest.facts.fast[0]}"]
+    scan = [*on_last_cpu(guest), "python3", SCAN, IN_GUEST, f"{guest.facts.fast[0]}"]
     caches = _hotsets("--mib 96 --hot-mib 32 --share 95")(guest, node, stack)
     return [*caches, stack.enter_context(reporting(guest, within(PLACED[1], scan)))]
 
 
-def _on_last_cpu(guest: Guest) -> list[str]:
+def on_last_cpu(guest: Guest) -> list[str]:
+    """What a command begins with to run where the programs of a load do."""
     return ["taskset", "-c", f"{guest.topology.cpus - 1}"]

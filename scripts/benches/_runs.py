@@ -72,6 +72,8 @@ class Run:
     contender: str
     seconds: tuple[Second, ...]
     bare_seconds: tuple[Second, ...]
+    cpu_speed: float
+    """How fast their CPU was, of what it was afterwards."""
     moved_pages: int
     least_pages: int
     cpu_percent: float
@@ -87,9 +89,12 @@ class Run:
 
     @property
     def throughput(self) -> float:
-        """Its accesses a second, of those with nothing at work: of the program that fares worst."""
+        """Its accesses a second, of those with nothing at work: of the program that fares worst.
+
+        Told as of a CPU that is as fast as it was then.
+        """
         pairs = zip(self.ops_per_s, _means(self.bare_seconds), strict=True)
-        return min(own / bare for own, bare in pairs)
+        return min(own / bare for own, bare in pairs) / self.cpu_speed
 
     @property
     def moved_times(self) -> float:

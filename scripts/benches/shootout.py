@@ -5,9 +5,9 @@ Each in turn with each load, in one slow-node guest, whose slow node is as fast 
 counts is which accesses went to the fast node, not how fast they were, and throughput can only be
 lost. A load begins on the slow node, with an empty page cache and its contender at work; its
 programs tell each second where their accesses went. Then the contender ends, and the same programs
-go on with none at work, which tells what it has cost them: from cell to cell the machine's speed
-changes more than that. `moved` is the kernel's count of pages that were migrated, whoever's they
-are, but not by compaction, within a node.
+go on with none at work, which tells what it has cost them. They are held to what their CPU computes
+meanwhile: the machine's speed changes by more, from cell to cell and within one. `moved` is
+what the kernel counts of pages migrated, whoever's they are, but not by compaction, within a node.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from benches._costs import Costs, count_moves, held_pages
 from benches._loads import LOAD, PLACED, Load, loads, make_database
 from benches._room import leaving
 from benches._runs import Run, least_pages, second
+from benches._speed import GROUP, Steps, measured
 from benches.figure import Figure
 
 FOLDER = REPOSITORY / ".out" / "shootout"
@@ -104,7 +105,7 @@ def all_tried(cells: Sequence[tuple[Load, Contender]], seconds: int) -> Iterator
 def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
     """Runs a load for so many seconds of its own time."""
     node = guest.facts.fast[0] if contender.has_all_fast else guest.facts.slow[0]
-    groups = [f"/sys/fs/cgroup/{group}" for group in (LOAD, *PLACED)]
+    groups = [f"/sys/fs/cgroup/{group}" for group in (LOAD, *PLACED, GROUP)]
     guest.run(["mkdir", "-p", GUEST_FOLDER, *groups])
     guest.run(["sh", "-c", "sync; echo 3 > /proc/sys/vm/drop_caches"])
     with ExitStack() as stack:
@@ -112,32 +113,38 @@ def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
             if not contender.has_all_fast:
                 stack.enter_context(leaving(guest, load.free_mib))
             programs = load.programs(guest, node, stack)
+            stack.enter_context(measured(guest))
             held, before = held_pages(guest), Costs.of(guest)
             for program in programs:
                 program.sample(timeout=FIRST_SAMPLE_S)
-            samples = sampled(programs, seconds)
+            samples, steps_per_s = sampled(guest, programs, seconds)
             moved_pages, cpu_percent = Costs.of(guest).since(before)
             came_pages = held_pages(guest) - held
             last_s = time.monotonic()
         with by_nobody(guest):
             for program, sample in zip(programs, samples[-1], strict=True):
                 program.skip_to(sample.t + time.monotonic() - last_s + 1)
-            bare = sampled(programs, BARE_SECONDS)
+            bare, bare_steps_per_s = sampled(guest, programs, BARE_SECONDS)
     return Run(
         load=load.name,
         contender=contender.name,
         seconds=tuple(map(second, samples)),
         bare_seconds=tuple(map(second, bare)),
+        cpu_speed=steps_per_s / bare_steps_per_s,
         moved_pages=moved_pages,
         least_pages=least_pages(samples[0], samples[-1], came_pages, load.free_mib * PAGES_PER_MIB),
         cpu_percent=cpu_percent,
     )
 
 
-def sampled(programs: Sequence[Hotset], seconds: int) -> list[list[Sample]]:
-    """The samples of all programs."""
+def sampled(
+    guest: Guest, programs: Sequence[Hotset], seconds: int
+) -> tuple[list[list[Sample]], float]:
+    """The samples of all programs, and how many steps a second their CPU took meanwhile."""
     first, *others = programs
-    return [[sample, *(other.sample() for other in others)] for sample in first.samples(seconds)]
+    before = Steps.of(guest)
+    samples = [[sample, *(other.sample() for other in others)] for sample in first.samples(seconds)]
+    return samples, Steps.of(guest).per_s(before)
 
 
 def compare(load: Load, runs: Mapping[str, Run]) -> list[Figure]:

@@ -27,12 +27,13 @@ def sample(t: float = 0.0, *, window: int = 0, hits: float = 0.0, ops: float = 1
     )
 
 
-def run(seconds: Sequence[Second], bare: Sequence[Second] = ()) -> Run:
+def run(seconds: Sequence[Second], bare: Sequence[Second] = (), cpu_speed: float = 1.0) -> Run:
     return Run(
         load="",
         contender="",
         seconds=tuple(seconds),
         bare_seconds=tuple(bare),
+        cpu_speed=cpu_speed,
         moved_pages=0,
         least_pages=1,
         cpu_percent=0.0,
@@ -71,6 +72,11 @@ def test_a_window_that_never_arrives_counts_with_its_length() -> None:
 def test_throughput_is_that_of_the_program_that_fares_worst() -> None:
     own = [second([sample(ops=50), sample(ops=90)])]
     assert run(own, bare=[second([sample(ops=100), sample(ops=100)])]).throughput == 0.5
+
+
+def test_throughput_is_not_lost_where_the_cpu_was_slower() -> None:
+    own, bare = [second([sample(ops=50)])], [second([sample(ops=100)])]
+    assert run(own, bare, cpu_speed=0.5).throughput == 1.0
 
 
 @pytest.mark.parametrize(
