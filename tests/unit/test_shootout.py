@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 from benches._costs import moved_pages, pages_on
 from benches._runs import Run, Second, least_pages, second
+from benches._speed import Steps
 from guests.workloads import Sample
 
 HOT, COLD = 100, 300
@@ -77,6 +78,11 @@ def test_throughput_is_that_of_the_program_that_fares_worst() -> None:
 def test_throughput_is_not_lost_where_the_cpu_was_slower() -> None:
     own, bare = [second([sample(ops=50)])], [second([sample(ops=100)])]
     assert run(own, bare, cpu_speed=0.5).throughput == 1.0
+
+
+def test_a_cpu_is_as_fast_as_it_took_steps_in_its_time() -> None:
+    before, after = Steps(count=100, cpu_ns=1_000_000), Steps(count=300, cpu_ns=3_000_000)
+    assert after.per_s(since=before) == 100_000
 
 
 @pytest.mark.parametrize(
