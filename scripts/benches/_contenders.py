@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from guests.damon import KDAMONDS, damon_stat
 from guests.guest import Guest
-from guests.tiering import tierd
+from guests.tiering import DEMOTION, tierd, tunables
 
 from benches._loads import PLACED
-from benches._room import DEMOTION, tunables
 
 RULE = """
 zoom = {zoom}  # in [damon], which stands before this

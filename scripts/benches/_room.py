@@ -8,29 +8,14 @@ reclaim of a node with demotion (Linux 6.17, Documentation/ABI/stable/sysfs-devi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from guests.guest import Guest
-from guests.tiering import ballast, node_kib
-
-DEMOTION = "/sys/kernel/mm/numa/demotion_enabled"
+from guests.tiering import DEMOTION, ballast, node_kib, tunables
 
 MOST_LEFT_KIB = 16 << 10
 """Of page cache, by what is running."""
-
-
-@contextmanager
-def tunables(guest: Guest, values: Mapping[str, str]) -> Iterator[None]:
-    """Sets files of the kernel's for as long as the context lasts."""
-    before = {path: guest.read(path) for path in values}
-    for path, value in values.items():
-        guest.write(path, value.encode())
-    try:
-        yield
-    finally:
-        for path, content in before.items():
-            guest.write(path, content)
 
 
 @contextmanager

@@ -20,6 +20,8 @@ from guests.workloads import build
 from benches._loads import LOAD, on_last_cpu
 
 GROUP = f"{LOAD}/speed"
+"""Among the load's, so that its steps count for no contender's CPU time."""
+
 STEPS = f"{FOLDER}/cpu_speed"
 
 

@@ -47,10 +47,7 @@ def test_the_hot_blocks_of_a_program_come_to_dram(guest: Guest) -> None:
             [arena] = arenas(running)
             assert (arena["name"], arena["pid"]) == ("skewed", program.pid)
             assert arena["moved"] >= program.hot
-        deadline = time.monotonic() + WITHIN_S
-        while arenas(running):
-            assert time.monotonic() < deadline, running.status
-            time.sleep(0.5)
+        running.wait_until(lambda: not arenas(running))
 
 
 @pytest.mark.guest(slow_node())

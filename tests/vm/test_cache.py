@@ -5,6 +5,7 @@ import pytest
 from guests.guest import Guest
 from guests.kernels import Kernel
 from guests.tiering import (
+    DEMOTION,
     WITHIN_S,
     Tierd,
     ballast,
@@ -18,7 +19,6 @@ from guests.tiering import (
 from guests.topology import slow_node
 from guests.workloads import hotset
 
-DEMOTION = "/sys/kernel/mm/numa/demotion_enabled"
 CACHE_MIB, HOT_MIB, FREE_MIB = 96, 64, 64
 """Of FREE_MIB some 19 are headroom, so that as much is lacking."""
 LEAST_PAGES = 10 * 256

@@ -9,12 +9,11 @@ import pytest
 from guests.damon import footprint
 from guests.guest import Guest
 from guests.kernels import version
-from guests.tiering import Tierd, ballast, tell, tierd, until
+from guests.tiering import DEMOTION, Tierd, ballast, tell, tierd, until
 from guests.topology import slow_node
 from guests.workloads import Hotset, hotset
 
 BALANCING = "/proc/sys/kernel/numa_balancing"
-DEMOTION = "/sys/kernel/mm/numa/demotion_enabled"
 LIMIT = f"{BALANCING}_promote_rate_limit_MBps"
 OFF, ON = (b"0\n", b"false\n", b"65536\n"), (b"2\n", b"true\n", b"128\n")
 LESS, AT_REST = (b"2\n", b"true\n", b"64\n"), (b"0\n", b"true\n", b"65536\n")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from guests.guest import REPOSITORY, Completed, Guest, Process
 from guests.tiering import FOLDER as TIERD
-from guests.tiering import MIN_FREE, tierd
+from guests.tiering import MIN_FREE, tierd, tunables
 from guests.topology import Emulator, cxl
 
 FOLDER = "/run/tierd-cxl-drain"
@@ -124,13 +124,9 @@ def test_what_is_pinned_is_named_and_all_comes_back(whole: Guest) -> None:
 @pytest.mark.guest(ONE)
 def test_memory_that_nothing_else_could_take_stays(whole: Guest) -> None:
     """The other node's watermarks are raised until it takes no more; and so are bound programs."""
-    before, usual = listed(whole), whole.read(MIN_FREE)
-    with writer(whole):
-        try:
-            whole.write(MIN_FREE, b"1250000")
-            refused = tierctl(whole, "drain", check=False)
-        finally:
-            whole.write(MIN_FREE, usual)
+    before = listed(whole)
+    with writer(whole), tunables(whole, {MIN_FREE: "1250000"}):
+        refused = tierctl(whole, "drain", check=False)
     assert refused.rc == 1
     assert "and the other nodes have room for" in refused.stderr, refused.stderr
     node = whole.facts.slow[0]

@@ -20,7 +20,7 @@ from guests import wheels
 from guests.damon import footprint
 from guests.debian import Debian
 from guests.guest import Completed, Guest
-from guests.tiering import WITHIN_S
+from guests.tiering import DEMOTION, WITHIN_S
 from guests.topology import Emulator, cxl
 from guests.workloads import Hotset, build
 
@@ -33,7 +33,6 @@ CONFIG = "/etc/tierd/tierd.toml"
 DROP_IN = "/etc/tierd/tierd.toml.d/50-test.toml"
 UNIT_DROP_IN = Path("/run/systemd/system/tierd.service.d/test.conf")
 NUMA_BALANCING = "/proc/sys/kernel/numa_balancing"
-DEMOTION = "/sys/kernel/mm/numa/demotion_enabled"
 METRICS = "127.0.0.1:9464"
 SETTINGS = """
 [conflicts]

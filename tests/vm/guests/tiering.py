@@ -18,6 +18,7 @@ from guests.workloads import Hotset
 FOLDER = "/run/tierd-test"
 DAMON_STAT = "/sys/module/damon_stat/parameters/enabled"
 MIN_FREE = "/proc/sys/vm/min_free_kbytes"
+DEMOTION = "/sys/kernel/mm/numa/demotion_enabled"
 
 SETTINGS = f"""
 [daemon]
@@ -182,10 +183,10 @@ def ballast(guest: Guest, leave_mib: int) -> Iterator[None]:
     """
     leave_kib, cpu_kib = leave_mib * 1024, 0
     with server_watermarks(guest):
+        guest.run(["mkdir", RING])
         try:
-            guest.run(["mkdir", RING])
             # What the pages are listed in takes memory too, which is known by what is left.
-            while (left_kib := room_kib(guest, *guest.facts.fast)) > leave_kib + LEFT_OVER_KIB:
+            while (left_kib := room_kib(guest, guest.facts.fast[0])) > leave_kib + LEFT_OVER_KIB:
                 cpu_kib += int((left_kib - leave_kib) * BARE) // guest.topology.cpus
                 guest.write(f"{RING}/buffer_size_kb", b"%d" % cpu_kib)
             yield
@@ -196,9 +197,18 @@ def ballast(guest: Guest, leave_mib: int) -> Iterator[None]:
 @contextmanager
 def server_watermarks(guest: Guest) -> Iterator[None]:
     """Has the kernel keep free what it would without huge pages: 2 MiB of each GiB."""
-    was = guest.read(MIN_FREE)
-    guest.write(MIN_FREE, b"4096")
+    with tunables(guest, {MIN_FREE: "4096"}):
+        yield
+
+
+@contextmanager
+def tunables(guest: Guest, values: Mapping[str, str]) -> Iterator[None]:
+    """Sets files of the kernel's for as long as the context lasts."""
+    before = {path: guest.read(path) for path in values}
+    for path, value in values.items():
+        guest.write(path, value.encode())
     try:
         yield
     finally:
-        guest.write(MIN_FREE, was)
+        for path, content in before.items():
+            guest.write(path, content)
