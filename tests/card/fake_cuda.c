@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #define GRANULE (2UL << 20)
+#define STREAM (64UL << 10) /* a stream takes so much of the card's memory */
 #define MOST 4096
 
 enum {
@@ -433,6 +434,9 @@ static int cuStreamCreate(struct stream **ret_stream, unsigned flags)
 		return refused();
 	if (flags != 1)
 		return INVALID_VALUE;
+	if (used + STREAM > memory_bytes())
+		return OUT_OF_MEMORY;
+	used += STREAM;
 	stream = calloc(1, sizeof(*stream));
 	pthread_mutex_init(&stream->lock, NULL);
 	pthread_cond_init(&stream->more, NULL);
@@ -456,6 +460,7 @@ static int cuStreamDestroy(struct stream *stream)
 	for (int i = 0; i < MOST; i++)
 		if (streams[i] == stream)
 			streams[i] = NULL;
+	used -= STREAM;
 	free(stream);
 	return SUCCESS;
 }

@@ -283,8 +283,12 @@ class Stream:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._stream = context.call("cuStreamCreate", _STREAM_NON_BLOCKING)
         self._event = context.call("cuEventCreate", _EVENT_DISABLE_TIMING)
+        try:
+            self._stream = context.call("cuStreamCreate", _STREAM_NON_BLOCKING)
+        except CudaError:
+            context.call("cuEventDestroy", self._event)
+            raise
 
     def copy_in(self, address: int, host: int, size_bytes: int) -> None:
         """Begins a copy from memory to the card."""

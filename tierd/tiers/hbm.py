@@ -6,7 +6,7 @@ Needs `tierd[gpu]`, NVIDIA's driver, and a card.
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 
 import numpy as np
@@ -76,22 +76,21 @@ class HbmSpace:
         self._tier = tier
         self._block_bytes = block_bytes
         self._pinned: list[NDArray[np.uint8]] = []
-        self._context = Context(tier.card.number)
-        try:
+        with ExitStack() as undo:
+            self._context = Context(tier.card.number)
+            undo.callback(self._context.close)
+            # Before all else may be taken: a stream has memory of the card, too.
+            self._in = Stream(self._context)
+            undo.callback(self._in.close)
+            self._out = Stream(self._context)
+            undo.callback(self._out.close)
             self._range = Range(self._context, block_bytes * slots)
-        except BaseException:
-            self._context.close()
-            raise
-        self.slots = self._range.size_bytes // block_bytes
-        self.device = DeviceMemory(address=self._range.address, number=tier.card.number)
-        try:
+            undo.callback(self._range.free)
+            self.slots = self._range.size_bytes // block_bytes
             if self.slots == 0:
                 raise NoRoom(f"card {tier.card.number} has no room for a block of {block_bytes}")
-            self._in, self._out = Stream(self._context), Stream(self._context)
-        except BaseException:
-            self._range.free()
-            self._context.close()
-            raise
+            undo.pop_all()
+        self.device = DeviceMemory(address=self._range.address, number=tier.card.number)
 
     def adopt(self, buffer: NDArray[np.uint8]) -> None:
         try:
