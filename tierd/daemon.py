@@ -204,6 +204,8 @@ class Daemon:
         targets = self._targets(fresh, begin_s)
         if self.sorted_by_kernel:
             self.sorting = self.sorting.after(targets, self.watched, now_s=begin_s)
+            left = [self.sorting.leaves(target, now_s=begin_s) for target in targets]
+            targets = [replace(t, unsorted=each) for t, each in zip(targets, left, strict=True)]
         made = self._decide(targets, rooms, begin_s)
         self._move(made, begin_s)
         self._zoom(targets, begin_s)

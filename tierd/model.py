@@ -400,8 +400,9 @@ class Target:
 
     `ceiling` is the heat above which its samples cannot tell pieces apart. What is `pinned` counts
     as hotter than all else, and makes way for nobody; what is `fixed` is not moved at all. What
-    `awaits_look` is about to be looked at page by page. Of a target that `rests` nothing else is
-    moved up. `tenant` is an index into those that the plan is for.
+    `awaits_look` is about to be looked at page by page. What is `unsorted` is left to the kernel's
+    promotions, and of a target that `rests` nothing but what is pinned is moved up. `tenant` is an
+    index into those that the plan is for.
     """
 
     pid: Pid
@@ -410,6 +411,7 @@ class Target:
     pinned: Flags = False
     fixed: Flags = False
     awaits_look: Flags = False
+    unsorted: Flags = False
     rests: bool = False
     tenant: int = 0
 
@@ -456,6 +458,7 @@ class Kept(StrEnum):
     LOADED = "the faster tier is the slower one under its load"
     PINNED = "it is pinned where it is"
     LOOK = "its pages are to be looked at one by one first"
+    SORTS = "the kernel is to sort its pages first"
 
 
 KEPT_CODE: Mapping[Kept, int] = {why: code for code, why in enumerate(Kept, 1)}

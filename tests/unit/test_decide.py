@@ -372,6 +372,23 @@ def test_what_is_alike_is_moved_beside_the_kernel_too() -> None:
     assert pages_moved(plan, 1, 0) == pages_moved(plan, 0, 1) == 100
 
 
+def test_what_is_left_to_the_kernel_does_not_rise() -> None:
+    """Neither as hot memory nor, being warm, into room that is left; what is pinned does."""
+    made = pieces((0, 9, 2 * HOT, [0, 1]), (9, 9, HOT, [0, 1]), (18, 9, HOT / 2000, [0, 1]))
+    target = Target(pid=Pid(1), pieces=made, ceiling=np.inf)
+    first, last = np.array([True, False, False]), np.array([False, False, True])
+
+    def rising(target: Target) -> tuple[list[int], dict[Kept, int]]:
+        found = plan([target], rooms(100, 0), FILLING, now_s=0, budget_bytes=1 << 30)
+        start = (found.moves["start"] - BASE) // PAGE_BYTES
+        return sorted(start.tolist()), {why: size // PAGE_BYTES for why, size in found.kept.items()}
+
+    assert rising(target) == ([0, 9, 18], {})
+    assert rising(replace(target, unsorted=first)) == ([9], {Kept.SORTS: 9})
+    assert rising(replace(target, unsorted=last)) == ([0, 9], {})
+    assert rising(replace(target, unsorted=first, pinned=first)) == ([0, 9, 18], {})
+
+
 def test_beside_the_kernel_nothing_is_demoted_for_room_alone() -> None:
     made = pieces((0, 100, 0.0, (1,)))
     short = rooms(0, 1000, headroom_pages=50)

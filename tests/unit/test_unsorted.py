@@ -2,13 +2,14 @@
 """When the kernel has something to sort."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 
 from tests.unit.test_decide import PLACES, on_three_tiers, pieces
-from tierd.decide.unsorted import PATIENCE_S, YOUNG_S, Sorting, below
+from tierd.decide.unsorted import FIRST_S, PATIENCE_S, YOUNG_S, Sorting, below
 from tierd.model import PAGE_BYTES, Pid, Target
 
 HOT = 10 / PAGE_BYTES
@@ -106,3 +107,28 @@ def test_a_new_target_is_sorted_at_once() -> None:
     assert at_rest.after([SORTED, new], [Pid(1), Pid(2)], now_s=1).is_due
     unseen = at_rest.after([], [Pid(1)], now_s=1)
     assert not unseen.after([SORTED], [Pid(1)], now_s=2).is_due, "it was only not looked at"
+
+
+def left(sorting: Sorting, one: Target, now_s: float) -> list[bool]:
+    told: list[bool] = sorting.leaves(one, now_s=now_s).tolist()
+    return told
+
+
+def test_what_may_have_few_hot_pages_is_left_to_the_kernel_at_first() -> None:
+    """Not what most of whose pages are hot, and not a single page."""
+    places = ((0, 100, HOT, [0, 1]), (100, 100, 3 * HOT, [0, 1]), (200, 1, HOT, [0, 1]))
+    new = replace(target(*places), ceiling=5 * HOT)
+    sorting = Sorting().after([new], [Pid(1)], now_s=100)
+    for now_s in (100, 99 + FIRST_S):
+        assert left(sorting.after([new], [Pid(1)], now_s=now_s), new, now_s) == [True, False, False]
+    later = sorting.after([new], [Pid(1)], now_s=100 + FIRST_S)
+    assert left(later, new, 100 + FIRST_S) == [False] * 3
+    beside = later.after([new, replace(new, pid=Pid(2))], [Pid(1), Pid(2)], now_s=101 + FIRST_S)
+    assert left(beside, new, 101 + FIRST_S) == [False] * 3
+    assert left(beside, replace(new, pid=Pid(2)), 101 + FIRST_S) == [True, False, False]
+
+
+def test_nothing_is_left_to_a_kernel_that_does_not_sort() -> None:
+    at_rest = seen(SORTED)
+    assert not at_rest.is_due
+    assert not any(left(at_rest, replace(SORTED, ceiling=5 * HOT), 0))

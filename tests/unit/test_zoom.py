@@ -134,3 +134,15 @@ def test_what_was_looked_at_or_is_too_small_for_it_awaits_no_look() -> None:
     few = world.pieces[-1:].copy()
     few["end"] = few["start"] + 8 * PAGE_BYTES
     assert not awaits_look(replace(target, pieces=few), now_s=world.now_s).any()
+
+
+def test_a_hot_set_that_has_just_come_awaits_no_look() -> None:
+    """By the short average it is sure within a second, which the long one takes ten for."""
+    world, _ = sparse(0, 1, 5.0, 0.0)
+    play(world, 2, looks=False)
+    came = world.pieces.copy()
+    came["short"], came["long"] = 0.8 * ceiling(world.sample()), 0
+    target = Target(pid=Pid(1), pieces=came, ceiling=ceiling(world.sample()))
+    assert not awaits_look(target, now_s=world.now_s).any()
+    came["short"], came["long"] = 0, 0.8 * target.ceiling
+    assert awaits_look(target, now_s=world.now_s).any()

@@ -103,6 +103,7 @@ def plan(
         ceiling=ceiling,
         pinned=_by_piece([t.pinned for t in targets], lengths),
         awaits_look=_by_piece([t.awaits_look for t in targets], lengths),
+        unsorted=_by_piece([t.unsorted for t in targets], lengths),
         rests=np.repeat([t.rests for t in targets], lengths),
         tenant=np.repeat([t.tenant for t in targets], lengths),
         tenants=tenants,

@@ -14,7 +14,7 @@ from tierd.decide.stock import Batch, Stock, up_to
 from tierd.decide.worth import NEAR_CEILING, warm_from, worthwhile
 from tierd.model import KEPT_CODE, PAGE_BYTES, Floats, Kept, Policy, Tenant, TierRoom
 
-WAITING = (Kept.BUDGET, Kept.NO_ROOM, Kept.SHARE, Kept.LOOK)
+WAITING = (Kept.BUDGET, Kept.NO_ROOM, Kept.SHARE, Kept.LOOK, Kept.SORTS)
 """Why hot bytes are left where they are that may be moved later."""
 
 HEADROOM_LOW = 0.5
@@ -37,6 +37,7 @@ class Steps:
         ceiling: Floats,
         pinned: NDArray[np.bool_],
         awaits_look: NDArray[np.bool_],
+        unsorted: NDArray[np.bool_],
         rests: NDArray[np.bool_],
         tenant: NDArray[np.intp],
         tenants: Sequence[Tenant],
@@ -60,6 +61,7 @@ class Steps:
         self.ceiling = ceiling
         self.pinned = pinned
         self.awaits_look = awaits_look
+        self.unsorted = unsorted & ~pinned
         self.rests = rests & ~pinned
         self.tenant, self.tenants, self.elsewhere = tenant, tenants, elsewhere
         self.weight = np.array([each.weight for each in tenants])
@@ -140,7 +142,7 @@ class Steps:
 
     def _warm(self, rank: int) -> Stock:
         """Bytes below the tier that are worth a move where there is room, warmest first."""
-        may_rise = ~(self.held | self.rests | self.pinned)
+        may_rise = ~(self.held | self.unsorted | self.rests | self.pinned)
         if len(self.tenants) > 1:
             may_rise &= np.isinf(self._of_tier("maximum_bytes", rank, np.inf))[self.tenant]
         piece, column = np.nonzero(self.bytes[:, rank + 1 :] >= PAGE_BYTES)
@@ -289,12 +291,13 @@ class Steps:
         hot = stock.heat >= stock.margin
         rests, held, swings = (flags[stock.piece] for flags in (self.rests, self.held, self.swings))
         held &= ~(self.rises_on[stock.piece] & (stock.tier == self.fastest[stock.piece]))
-        closed = self._is_closed(stock, rank)
-        may_rise = hot & ~rests & ~closed
-        if (hot & (rests | closed | held)).any():
+        closed, unsorted = self._is_closed(stock, rank), self.unsorted[stock.piece]
+        may_rise = hot & ~rests & ~closed & ~unsorted
+        if (hot & (rests | closed | unsorted | held)).any():
             for why, kept in (
                 (Kept.RESTS, hot & rests),
                 (Kept.LOADED, hot & ~rests & closed),
+                (Kept.SORTS, hot & ~rests & ~closed & unsorted),
                 (Kept.HELD, may_rise & held & ~swings),
                 (Kept.SWINGS, may_rise & held & swings),
             ):

@@ -8,15 +8,20 @@ regions alone were moved.
 
 How often the hottest pages are accessed counts for no more than that of others: what a program
 accesses all the time, its code and its tables, would hide that all its data are below.
+
+The hot pages of a new target the kernel tells apart within its first passes over it. If regions
+were moved by their means meanwhile, they would take the room that those pages need; so what may
+have few of them is left to the kernel at first.
 """
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.decide.worth import NEAR_CEILING, is_unsure
 from tierd.model import Floats, Pid, Target
 
 HOTTEST = 0.1
@@ -27,6 +32,10 @@ YOUNG_S = 5.0
 """So old a target has to be: by its first samples most of its memory is not known yet."""
 PATIENCE_S = 10.0
 """For so long many of them have to go below: a hot set that moves is moved by regions first."""
+FIRST_S = 60.0
+"""So old a target has to be for regions to be moved of which few pages may be hot.
+
+The longest period of the kernel's own looks (numa_balancing/scan_period_max_ms)."""
 
 _LESS_BITS = 15
 """Of a float32, that a bin of the histogram leaves out: 8 of its 23 bits of precision are left."""
@@ -34,15 +43,11 @@ _LESS_BITS = 15
 
 @dataclass(frozen=True, slots=True)
 class Sorting:
-    """Whether the kernel is to sort, which targets are known, and since when it may have to.
-
-    `came_s` is when the last of them came.
-    """
+    """Whether the kernel is to sort, since when it may have to, and when which target came."""
 
     is_due: bool = True
-    pids: frozenset[Pid] = frozenset()
     since_s: float = math.inf
-    came_s: float = -math.inf
+    came_s: Mapping[Pid, float] = field(default_factory=dict)
 
     def after(
         self, targets: Sequence[Target], watched: Collection[Pid], *, now_s: float
@@ -54,14 +59,19 @@ class Sorting:
             watched: all that there are.
             now_s: the instant.
         """
-        fresh = {target.pid for target in targets}
-        pids = frozenset((self.pids | fresh) & set(watched))
+        known = (self.came_s.keys() | {target.pid for target in targets}) & set(watched)
+        came_s = {pid: self.came_s.get(pid, now_s) for pid in known}
         share = max(map(below, targets), default=1.0)
         since_s = min(self.since_s, now_s) if share > MANY else math.inf
-        came_s = self.came_s if fresh <= self.pids else now_s
-        is_young = now_s - came_s < YOUNG_S
+        is_young = now_s - max(came_s.values(), default=-math.inf) < YOUNG_S
         is_unsorted = share > FEW if self.is_due else now_s - since_s >= PATIENCE_S
-        return Sorting(is_young or is_unsorted, pids, since_s, came_s)
+        return Sorting(is_young or is_unsorted, since_s, came_s)
+
+    def leaves(self, target: Target, *, now_s: float) -> NDArray[np.bool_]:
+        """Tells which of its pieces are left to the kernel for now."""
+        if not self.is_due or now_s - self.came_s[target.pid] >= FIRST_S:
+            return np.zeros(len(target.pieces), np.bool_)
+        return is_unsure(target.pieces, NEAR_CEILING * target.ceiling)
 
 
 def below(target: Target) -> float:

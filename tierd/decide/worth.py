@@ -3,6 +3,8 @@
 
 A move must pay back its cost within a horizon. How hot the hottest bytes really are, sampling
 cannot tell; so a byte near that ceiling is worth a move whatever the move costs.
+
+A region's heat is the mean of its pages. Only towards the ceiling most of them must be hot.
 """
 
 from collections.abc import Sequence
@@ -10,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.decide.heat import assured
+from tierd.decide.heat import assured, score
 from tierd.model import PAGE_BYTES, Policy
 
 NEAR_CEILING = 0.25
@@ -45,3 +47,9 @@ def hot_from(ceiling: float, policy: Policy, gaps_ns: Sequence[float] = ()) -> f
     """
     gap_ns = max(gaps_ns, default=policy.latency_gap_ns)
     return min(worthwhile(policy, gap_ns), NEAR_CEILING * ceiling)
+
+
+def is_unsure(pieces: NDArray[np.void], sure: float) -> NDArray[np.bool_]:
+    """Tells the pieces of several pages that, by neither average, have had such a heat."""
+    is_one = pieces["end"] - pieces["start"] <= PAGE_BYTES
+    return np.asarray((np.maximum(score(pieces), pieces["short"]) < sure) & ~is_one, np.bool_)

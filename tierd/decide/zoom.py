@@ -2,8 +2,7 @@
 """Where to look at single pages: the memory whose heat may mislead, the most accessed first.
 
 A region's heat is the mean of its pages. Memory that seems too cold for a move may hide a few hot
-pages; memory that is hot, but finds no room, may have cold ones among them, in either tier. Only
-near the ceiling there is nothing to doubt: all pages are hot there.
+pages; memory that is hot, but finds no room, may have cold ones among them, in either tier.
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.decide.heat import is_zoomed, score
-from tierd.decide.worth import hot_from
+from tierd.decide.worth import hot_from, is_unsure
 from tierd.model import KEPT_CODE, PAGE_BYTES, Kept, Pid, Policy, Target
 
 HIDDEN = 1 / 512
@@ -88,7 +87,7 @@ def _most_doubtful(target: Target, hot: float, now_s: float) -> Doubt | None:
 def awaits_look(target: Target, *, now_s: float) -> NDArray[np.bool_]:
     """Tells the pieces that are looked at soon if they lack room."""
     is_due, _ = _due(target, now_s)
-    return np.asarray(is_due & _is_unsure(target), np.bool_)
+    return np.asarray(is_due & is_unsure(target.pieces, SURE * target.ceiling), np.bool_)
 
 
 def _due(target: Target, now_s: float) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
@@ -115,10 +114,5 @@ def _is_doubtful(target: Target, hot: float) -> NDArray[np.bool_]:
     hides_hot = slow & (heat < hot) & (heat >= HIDDEN * hot)
     lacks_room = np.isin(pieces["kept"], LACKS_ROOM)
     makes_way = ~slow & lacks_room.any() & (heat >= hot)
-    return np.asarray((hides_hot | lacks_room | makes_way) & _is_unsure(target), np.bool_)
-
-
-def _is_unsure(target: Target) -> NDArray[np.bool_]:
-    pieces = target.pieces
-    is_one = pieces["end"] - pieces["start"] <= PAGE_BYTES
-    return np.asarray((score(pieces) < SURE * target.ceiling) & ~is_one, np.bool_)
+    unsure = is_unsure(pieces, SURE * target.ceiling)
+    return np.asarray((hides_hot | lacks_room | makes_way) & unsure, np.bool_)
