@@ -47,8 +47,8 @@ from tierd.watched import Watched
 
 log = logging.getLogger("tierd")
 
-FIRST_PAGES = 512
-"""So many pages are moved at most before the cost of a move is known."""
+LEAST_PAGES = 512
+"""So many pages may be planned in any round, whatever a move seems to cost."""
 
 PROBE_PAGES_BUSY, PROBE_PAGES_AT_REST = 4096, 256
 
@@ -398,13 +398,10 @@ class Daemon:
         Of several tenants that is no more than a round has time for: the budget is divided between
         them, but the deadline would cut off whoever comes last, and the same one each time.
         """
-        least = FIRST_PAGES * PAGE_BYTES
-        if not self.cost.is_known:
-            return min(self.budget_bytes, least)
         if len(self.tenants.all) == 1:
             return self.budget_bytes
-        in_time = int(self._moving_s * 1e9 / self.cost.page_ns) * PAGE_BYTES
-        return min(self.budget_bytes, max(in_time, least))
+        in_time = max(int(self._moving_s * 1e9 / self.cost.page_ns), LEAST_PAGES)
+        return min(self.budget_bytes, in_time * PAGE_BYTES)
 
     def _targets(self, fresh: list[Watched], now_s: float) -> list[Target]:
         """Returns what may be moved of them."""

@@ -277,6 +277,12 @@ class Machine:
             tell=lambda daemon, rooms: self.told.append(account(daemon, rooms)),
         )
 
+    def look(self, daemon: Daemon) -> None:
+        """Goes round once, in which the targets are found and nothing is moved."""
+        daemon.paused = True
+        self.rounds(daemon, 1)
+        daemon.paused = False
+
     def rounds(self, daemon: Daemon, seconds: float) -> list[int]:
         """Goes round each second; returns the pages moved in each round."""
         moved = []

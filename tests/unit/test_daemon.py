@@ -33,7 +33,7 @@ from tests.unit.test_status_file import STATUS
 from tests.unit.world import snapshot
 from tierd.cli.status import as_text
 from tierd.config import Config, MigrateConfig, Mode, PolicyConfig
-from tierd.daemon import FIRST_PAGES, Daemon
+from tierd.daemon import Daemon
 from tierd.errors import Conflict
 from tierd.model import (
     PAGE_BYTES,
@@ -47,7 +47,6 @@ from tierd.model import (
     TierKind,
     Topology,
 )
-from tierd.observe.flows import LEAST_PAGES
 from tierd.targets import LOOK_AGAIN_S
 from tierd.watched import STALE_AGGREGATIONS, Watched
 
@@ -64,24 +63,6 @@ def test_a_recorded_hot_set_moves_to_fast_memory_and_stays(machine: Machine) -> 
     assert machine.memory[HOT].share(WINDOW, DRAM) >= 0.95
     assert sum(moved) <= 1.5 * window_pages
     assert sum(moved[-30:]) < 0.01 * window_pages
-
-
-def test_the_first_moves_are_few(machine: Machine) -> None:
-    machine.start(HOT, Memory(SPAN))
-    moved = machine.rounds(machine.daemon(FakeSampler(half_hot(20), machine)), 8)
-    first, second = [pages for pages in moved if pages][:2]
-    assert 0 < first <= FIRST_PAGES < second
-
-
-@pytest.mark.parametrize(("pages", "is_enough"), [(LEAST_PAGES, True), (LEAST_PAGES - 1, False)])
-def test_a_few_that_are_refused_do_not_have_the_next_moves_be_few(
-    machine: Machine, pages: int, is_enough: bool
-) -> None:
-    machine.start(HOT, Memory(SPAN))
-    daemon = machine.daemon(FakeSampler(half_hot(20), machine))
-    daemon.cost.seen_pages = pages
-    first = next(moved for moved in machine.rounds(daemon, 8) if moved)
-    assert (first > FIRST_PAGES) == is_enough
 
 
 def test_a_round_keeps_to_the_budget(machine: Machine) -> None:
@@ -520,10 +501,10 @@ def test_memory_waits_for_looks_while_they_go_on_but_not_for_ever() -> None:
 def test_what_is_pinned_where_it_is_stays(machine: Machine) -> None:
     machine.start(HOT, Memory(SPAN))
     daemon = machine.daemon(FakeSampler(half_hot(60), machine))
-    machine.rounds(daemon, 1)
+    machine.look(daemon)
     daemon.targets.pin(HOT, Pin.HERE)
     machine.rounds(daemon, 10)
-    assert machine.memory[HOT].share(SPAN, CXL) > 0.9, "but for what moved in the first round"
+    assert machine.memory[HOT].share(SPAN, CXL) == 1
     daemon.targets.pin(HOT, None)
     machine.rounds(daemon, 10)
     assert machine.memory[HOT].share(HALF_HOT, DRAM) == 1

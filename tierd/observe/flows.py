@@ -122,13 +122,11 @@ class MoveCost:
     """
 
     prior_ns: float
-    seen_pages: int = 0
     lately: list[tuple[float, float]] = field(default_factory=list)
     """Of the last reports how many pages each still counts for, and what one took, in ns."""
 
     def add(self, report: Report) -> None:
         moved = report.moved_pages
-        self.seen_pages += moved
         if moved < LEAST_PAGES:
             return self.idle()
         self._forget(FORGET)
@@ -138,11 +136,6 @@ class MoveCost:
     def idle(self) -> None:
         """Notes a round in which next to nothing moved."""
         self._forget(IDLE_FORGET)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether as many pages were moved as tell it."""
-        return self.seen_pages >= LEAST_PAGES
 
     @property
     def page_ns(self) -> float:
