@@ -23,7 +23,7 @@ from itertools import product
 from typing import TypeVar
 
 from guests.boot import boot
-from guests.errors import EmulatorFault
+from guests.errors import CommandFailed, EmulatorFault
 from guests.guest import REPOSITORY, Guest
 from guests.kernels import Kernel
 from guests.tiering import FOLDER as GUEST_FOLDER
@@ -81,10 +81,13 @@ def by_contender(load: Load, runs: Iterable[Run]) -> dict[str, Run]:
 
 
 def all_tried(cells: Sequence[tuple[Load, Contender]], seconds: int) -> Iterator[Run]:
-    """Runs them one after the other, in a new guest from where the emulator has failed on.
+    """Runs them one after the other, in a new guest from where something has failed on.
+
+    What another contender has spoilt is left out, as when the guest lacks memory by it.
 
     Raises:
-        EmulatorFault: it did with the same one twice (docs/decisions/0033).
+        EmulatorFault: the emulator failed with the same one twice (docs/decisions/0033).
+        CommandFailed: a command did, under one of ours.
     """
     left, failed = list(cells), None
     while left:
@@ -97,9 +100,17 @@ def all_tried(cells: Sequence[tuple[Load, Contender]], seconds: int) -> Iterator
         except EmulatorFault as fault:
             if failed == left[0]:
                 raise
-            failed = load, contender = left[0]
-            told = f"{load.name}, {contender.name}: {fault}: again, in another guest"
-            print(told, file=sys.stderr, flush=True)
+            failed = left[0]
+            tell(*failed, f"{fault}: again, in another guest")
+        except CommandFailed as error:
+            load, contender = left.pop(0)
+            if contender.is_ours:
+                raise
+            tell(load, contender, f"{error}: it is left out")
+
+
+def tell(load: Load, contender: Contender, what: str) -> None:
+    print(f"{load.name}, {contender.name}: {what}", file=sys.stderr, flush=True)
 
 
 def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:

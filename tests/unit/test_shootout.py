@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the shootout makes of the seconds that its loads tell."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import pytest
+from benches import shootout
+from benches._contenders import Contender
 from benches._costs import moved_pages, pages_on
+from benches._loads import Load
 from benches._runs import Run, Second, least_pages, second
 from benches._speed import Steps
+from guests.errors import CommandFailed, EmulatorFault
 from guests.workloads import Sample
 
 HOT, COLD = 100, 300
@@ -131,3 +137,75 @@ Totals:
     Dropped: 0
 """
     assert moved_pages(histogram) == 1200
+
+
+def contender(name: str, *, is_ours: bool = False) -> Contender:
+    return Contender(name=name, placing=lambda _: nullcontext(), is_ours=is_ours)
+
+
+LOAD = Load(name="load", told="", programs=lambda *_: [], free_mib=1)
+KERNEL, DAMO, OURS = contender("kernel"), contender("damo"), contender("ours", is_ours=True)
+
+
+class Guests:
+    """Fake guests, in which a cell may fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: Callable[[str], None]) -> None:
+        self.booted, self.failing = 0, failing
+        monkeypatch.setattr(shootout, "boot", self.boot)
+        monkeypatch.setattr(shootout, "count_moves", lambda _: None)
+        monkeypatch.setattr(shootout, "tried", self.tried)
+
+    @contextmanager
+    def boot(self, *_: object) -> Iterator[None]:
+        self.booted += 1
+        yield
+
+    def tried(self, _: object, load: Load, one: Contender, seconds: int) -> str:
+        self.failing(one.name)
+        return one.name
+
+    def all_tried(self, *contenders: Contender) -> list[object]:
+        return [*shootout.all_tried([(LOAD, one) for one in contenders], 1)]
+
+
+def test_what_another_contender_has_spoilt_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(name: str) -> None:
+        if name == "damo":
+            raise CommandFailed("redis-cli ended with 1")
+
+    guests = Guests(monkeypatch, failing)
+    assert guests.all_tried(KERNEL, DAMO, OURS) == ["kernel", "ours"]
+    assert guests.booted == 2
+    assert "load, damo: redis-cli ended with 1: it is left out" in capsys.readouterr().err
+
+
+def test_what_fails_under_one_of_ours_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(name: str) -> None:
+        if name == "ours":
+            raise CommandFailed("tierd ended with 1")
+
+    with pytest.raises(CommandFailed):
+        Guests(monkeypatch, failing).all_tried(OURS, KERNEL)
+
+
+def test_where_the_emulator_failed_it_is_tried_again_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "console").touch()
+    faults = 1
+
+    def failing(name: str) -> None:
+        nonlocal faults
+        if name == "damo" and faults:
+            faults -= 1
+            raise EmulatorFault("it ended", tmp_path / "console")
+
+    guests = Guests(monkeypatch, failing)
+    assert guests.all_tried(KERNEL, DAMO, OURS) == ["kernel", "damo", "ours"]
+    assert guests.booted == 2
+    faults = 2
+    with pytest.raises(EmulatorFault):
+        guests.all_tried(DAMO)
