@@ -18,6 +18,8 @@ from tierd.watched import Watched
 
 log = logging.getLogger("tierd")
 
+FIND_AGAIN_S = 0.5
+"""Targets are found no more often than that, and so in each round of a second."""
 LOOK_AGAIN_S = 2.0
 LOOK_COST = 100
 """Reading a target's mappings is repeated after so many times what it took."""
@@ -79,7 +81,7 @@ class Targets:
                 self.watched[pid].process = target  # it may be in another cgroup by now
             else:
                 self._watch(target, is_first=is_first)
-        self.find_at_s = now_s + LOOK_AGAIN_S
+        self.find_at_s = now_s + FIND_AGAIN_S
 
     def look_at_mappings(self, watched: Watched, now_s: float) -> None:
         """Reads what a target has mapped, and which of it is pinned, where that is due."""

@@ -47,7 +47,7 @@ from tierd.model import (
     TierKind,
     Topology,
 )
-from tierd.targets import LOOK_AGAIN_S
+from tierd.targets import FIND_AGAIN_S
 from tierd.watched import STALE_AGGREGATIONS, Watched
 
 
@@ -111,8 +111,13 @@ def test_targets_come_and_go(machine: Machine) -> None:
 
 
 def test_processes_are_looked_for_now_and_then(machine: Machine) -> None:
-    machine.rounds(machine.daemon(FakeSampler(half_hot(2), machine)), 10)
-    assert machine.looks == 10 / LOOK_AGAIN_S
+    daemon = machine.daemon(FakeSampler(half_hot(2), machine))
+    machine.rounds(daemon, 10)
+    assert machine.looks == 10
+    for _ in range(40):
+        daemon.round()
+        machine.now_s += FIND_AGAIN_S / 4
+    assert machine.looks == 10 + 40 / 4
 
 
 def test_a_pid_that_another_process_got_is_another_target(machine: Machine) -> None:
@@ -172,12 +177,13 @@ def test_what_the_sampler_lost_is_let_go_and_taken_up_again(machine: Machine) ->
     machine.start(HOT, Memory(SPAN))
     sampler = FakeSampler(half_hot(50), machine)
     daemon = machine.daemon(sampler)
-    machine.rounds(daemon, 1)
+    machine.rounds(daemon, 4)
+    assert machine.told[-1]["targets"][0]["pieces"] > 0
     sampler.lost = [HOT]
+    sampler.snapshots = [replace(accesses, at_s=9e9) for accesses in sampler.snapshots]
     machine.rounds(daemon, 1)
-    assert machine.told[-1]["targets"] == []
-    machine.rounds(daemon, 2)
     assert [target["pid"] for target in machine.told[-1]["targets"]] == [HOT]
+    assert machine.told[-1]["targets"][0]["pieces"] == 0, "it is watched anew"
     assert sampler.calls == [("watch", HOT), ("unwatch", HOT), ("watch", HOT)]
 
 
