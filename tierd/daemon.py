@@ -47,7 +47,7 @@ from tierd.watched import Watched
 
 log = logging.getLogger("tierd")
 
-LEAST_PAGES = 512
+LEAST_PLAN_PAGES = 512
 """So many pages may be planned in any round, whatever a move seems to cost."""
 
 PROBE_PAGES_BUSY, PROBE_PAGES_AT_REST = 4096, 256
@@ -204,8 +204,8 @@ class Daemon:
         targets = self._targets(fresh, begin_s)
         if self.sorted_by_kernel:
             self.sorting = self.sorting.after(targets, self.watched, now_s=begin_s)
-            left = [self.sorting.leaves(target, now_s=begin_s) for target in targets]
-            targets = [replace(t, unsorted=each) for t, each in zip(targets, left, strict=True)]
+            leaves = self.sorting.leaves
+            targets = [replace(each, unsorted=leaves(each, now_s=begin_s)) for each in targets]
         made = self._decide(targets, rooms, begin_s)
         self._move(made, begin_s)
         self._zoom(targets, begin_s)
@@ -400,7 +400,7 @@ class Daemon:
         """
         if len(self.tenants.all) == 1:
             return self.budget_bytes
-        in_time = max(int(self._moving_s * 1e9 / self.cost.page_ns), LEAST_PAGES)
+        in_time = max(int(self._moving_s * 1e9 / self.cost.page_ns), LEAST_PLAN_PAGES)
         return min(self.budget_bytes, in_time * PAGE_BYTES)
 
     def _targets(self, fresh: list[Watched], now_s: float) -> list[Target]:

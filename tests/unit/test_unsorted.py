@@ -110,7 +110,7 @@ def test_a_new_target_is_sorted_at_once() -> None:
 
 
 def left(sorting: Sorting, one: Target, now_s: float) -> list[bool]:
-    told: list[bool] = sorting.leaves(one, now_s=now_s).tolist()
+    told: list[bool] = np.broadcast_to(sorting.leaves(one, now_s=now_s), len(one.pieces)).tolist()
     return told
 
 

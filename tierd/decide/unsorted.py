@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.decide.worth import NEAR_CEILING, is_unsure
-from tierd.model import Floats, Pid, Target
+from tierd.model import Flags, Floats, Pid, Target
 
 HOTTEST = 0.1
 """This share of a target's memory counts as hot as the coldest of it."""
@@ -67,10 +67,15 @@ class Sorting:
         is_unsorted = share > FEW if self.is_due else now_s - since_s >= PATIENCE_S
         return Sorting(is_young or is_unsorted, since_s, came_s)
 
-    def leaves(self, target: Target, *, now_s: float) -> NDArray[np.bool_]:
-        """Tells which of its pieces are left to the kernel for now."""
+    def leaves(self, target: Target, *, now_s: float) -> Flags:
+        """Tells which pieces are left to the kernel, none of a target that is FIRST_S old.
+
+        Args:
+            target: one that after() was told of.
+            now_s: the instant.
+        """
         if not self.is_due or now_s - self.came_s[target.pid] >= FIRST_S:
-            return np.zeros(len(target.pieces), np.bool_)
+            return False
         return is_unsure(target.pieces, NEAR_CEILING * target.ceiling)
 
 

@@ -87,7 +87,7 @@ def _most_doubtful(target: Target, hot: float, now_s: float) -> Doubt | None:
 def awaits_look(target: Target, *, now_s: float) -> NDArray[np.bool_]:
     """Tells the pieces that are looked at soon if they lack room."""
     is_due, _ = _due(target, now_s)
-    return np.asarray(is_due & is_unsure(target.pieces, SURE * target.ceiling), np.bool_)
+    return np.asarray(is_due & _is_unsure(target), np.bool_)
 
 
 def _due(target: Target, now_s: float) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
@@ -114,5 +114,8 @@ def _is_doubtful(target: Target, hot: float) -> NDArray[np.bool_]:
     hides_hot = slow & (heat < hot) & (heat >= HIDDEN * hot)
     lacks_room = np.isin(pieces["kept"], LACKS_ROOM)
     makes_way = ~slow & lacks_room.any() & (heat >= hot)
-    unsure = is_unsure(pieces, SURE * target.ceiling)
-    return np.asarray((hides_hot | lacks_room | makes_way) & unsure, np.bool_)
+    return np.asarray((hides_hot | lacks_room | makes_way) & _is_unsure(target), np.bool_)
+
+
+def _is_unsure(target: Target) -> NDArray[np.bool_]:
+    return is_unsure(target.pieces, SURE * target.ceiling)
