@@ -90,10 +90,28 @@ class Arbiter:
             raise UnsupportedKernel("this kernel places no pages by itself", hint=LEAVE_OUT)
         wanted = {numa_balancing.DEMOTES: numa_balancing.YES}
         if sorts:
+            wanted |= self._often()
             wanted[numa_balancing.LIMIT] = str(min(limit, limit_mbps))
             wanted[numa_balancing.PATH] = str(mode | numa_balancing.PROMOTES)
         if self.held.hold(OWNER, wanted) and sorts:
             log.info("the kernel promotes single pages where it matters, and demotes")
+
+    def _often(self) -> dict[str, str]:
+        """Has the kernel look as often as it ever does, where debugfs tells of that.
+
+        After a look by which it took up little it waits twice as long, up to a minute of the
+        program's CPU time. That few of its pages were due then says nothing of the others.
+        """
+        try:
+            shortest, longest = (
+                text.read(self.held.root / path)
+                for path in (numa_balancing.SHORTEST_LOOK, numa_balancing.LONGEST_LOOK)
+            )
+        except PermissionError:  # a kernel that is locked down
+            return {}
+        if shortest is None or longest is None:
+            return {}
+        return {numa_balancing.LONGEST_LOOK: shortest}
 
     def _otherwise(self, path: str) -> int | None:
         """What a setting would be if it were not held."""

@@ -132,6 +132,8 @@ class Daemon:
         """Whether the kernel promotes single pages where it matters (see tierd/arbiter.py)."""
         self.sorting = Sorting()
         """Whether it does now."""
+        self.demoted_pages = 0
+        """By the kernel in its own need, as last looked at."""
         self.plans = True
         """Whether moves are decided here, and not by DAMOS (see tierd/handover.py)."""
         self.schemes: list[dict[str, Any]] = []
@@ -203,7 +205,9 @@ class Daemon:
         """Places the targets' pages; returns how many bytes were to be moved for that."""
         targets = self._targets(fresh, begin_s)
         if self.sorted_by_kernel:
-            self.sorting = self.sorting.after(targets, self.watched, now_s=begin_s)
+            self.sorting = self.sorting.after(
+                targets, self.watched, demotes=self._kernel_demotes(), now_s=begin_s
+            )
             leaves = self.sorting.leaves
             targets = [replace(each, unsorted=leaves(each, now_s=begin_s)) for each in targets]
         made = self._decide(targets, rooms, begin_s)
@@ -212,6 +216,11 @@ class Daemon:
         planned_bytes = int(made.moves["bytes"].sum())
         self._make_room(made.lacks, planned_bytes, begin_s)
         return planned_bytes
+
+    def _kernel_demotes(self) -> bool:
+        """Returns whether the kernel has demoted pages since the last look."""
+        before, self.demoted_pages = self.demoted_pages, self.machine.demoted_pages()
+        return self.demoted_pages > before
 
     def _steer(self, rooms: Sequence[TierRoom], now_s: float, taken_bytes: int) -> None:
         """Places the arenas' blocks with what the targets' pages have left of room and budget."""
@@ -298,7 +307,8 @@ class Daemon:
 
     def _fresh_targets(self, now_s: float) -> list[Watched]:
         """Returns the targets with recent samples, their pieces' places looked at."""
-        budget = PROBE_PAGES_BUSY if self.moved_lately else PROBE_PAGES_AT_REST
+        moves = self.moved_lately or (self.sorted_by_kernel and self.sorting.is_due)
+        budget = PROBE_PAGES_BUSY if moves else PROBE_PAGES_AT_REST
         fresh = [w for w in self.watched.values() if w.is_fresh(now_s) and len(w.pieces)]
         for watched in fresh:
             unknown = not np.isfinite(watched.pieces["probed_s"]).all()

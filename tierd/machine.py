@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tierd.kernel import process
 from tierd.kernel.pressure import Pressure, read_pressure
 from tierd.kernel.process import Process
+from tierd.kernel.vmstat import read_vmstat
 from tierd.model import NodeId, NodeRoom, Pid
 from tierd.sample import residence
 
@@ -62,6 +63,10 @@ class Machine(Protocol):
         """Returns how much tasks wait for memory, None where the kernel doesn't tell."""
         ...
 
+    def demoted_pages(self) -> int:
+        """Returns how many pages the kernel has demoted, in its own need, since boot."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThisMachine:
@@ -106,3 +111,7 @@ class ThisMachine:
 
     def pressure(self) -> Pressure | None:
         return read_pressure()
+
+    def demoted_pages(self) -> int:
+        found = read_vmstat()
+        return (found.pgdemote_kswapd or 0) + (found.pgdemote_direct or 0)

@@ -216,6 +216,9 @@ class _Played:
     def pressure(self) -> Pressure | None:
         return None
 
+    def demoted_pages(self) -> int:
+        return 0  # no kernel sorts pages in a replay
+
     def locate(
         self,
         pid: Pid,

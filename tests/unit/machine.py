@@ -197,6 +197,7 @@ class Machine:
         self.told: list[dict[str, Any]] = []
         self.mover = FakeMover(self)
         self.stall_percent = 0.0
+        self.demoted = 0
         self.rng = np.random.default_rng(1)
 
     def start(self, pid: Pid, memory: Memory, start_ticks: int = 1) -> None:
@@ -250,6 +251,9 @@ class Machine:
 
     def pressure(self) -> Pressure:
         return Pressure(some_percent=self.stall_percent, full_percent=0)
+
+    def demoted_pages(self) -> int:
+        return self.demoted
 
     def query(self, pid: Pid, folios: NDArray[np.void]) -> None:
         if pid not in self.memory:

@@ -12,7 +12,7 @@ from tierd.config import Rival
 from tierd.errors import Conflict, UnsupportedKernel
 from tierd.held import Held
 from tierd.journal import Journal
-from tierd.kernel import numa_balancing
+from tierd.kernel import numa_balancing, text
 from tierd.kernel.tunable import KernelFiles
 
 
@@ -200,6 +200,44 @@ def test_a_limit_is_not_raised(root: Path, arbiter: Arbiter) -> None:
     for budget_mbps, limit in ((200, "100"), (50, "50"), (80, "80"), (200, "100")):
         arbiter.may_move(Rival.COOPERATE, moves=True, budget_mbps=budget_mbps)
         assert tiering(root) == ("2", limit, "true")
+
+
+@pytest.fixture
+def longest_look(root: Path) -> Path:
+    """With the shortest beside it, as in debugfs."""
+    shortest, longest = (
+        root / path for path in (numa_balancing.SHORTEST_LOOK, numa_balancing.LONGEST_LOOK)
+    )
+    shortest.parent.mkdir(parents=True)
+    shortest.write_text("1000\n")
+    longest.write_text("60000\n")
+    return longest
+
+
+def test_the_kernel_looks_often_while_it_sorts(
+    root: Path, arbiter: Arbiter, journal: Journal, longest_look: Path
+) -> None:
+    write(root, "0")
+    for sorts, milliseconds in ((True, "1000"), (False, "60000"), (True, "1000")):
+        arbiter.may_move(Rival.COOPERATE, moves=True, sorts=sorts)
+        assert longest_look.read_text().strip() == milliseconds
+    list(journal.undo())
+    assert longest_look.read_text().strip() == "60000"
+
+
+def test_it_looks_as_it_does_where_debugfs_is_locked(
+    root: Path, arbiter: Arbiter, longest_look: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> str | None:
+        if "debug" in path.parts:
+            raise PermissionError
+        return path.read_text().strip() if path.exists() else None
+
+    monkeypatch.setattr(text, "read", refuse)
+    write(root, "0")
+    assert arbiter.may_move(Rival.COOPERATE, moves=True)
+    assert mode(root) == "2"
+    assert longest_look.read_text().strip() == "60000"
 
 
 @pytest.fixture

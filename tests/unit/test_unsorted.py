@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from tests.unit.test_decide import PLACES, on_three_tiers, pieces
-from tierd.decide.unsorted import FIRST_S, PATIENCE_S, YOUNG_S, Sorting, below
+from tierd.decide.unsorted import FIRST_S, FULL_S, PATIENCE_S, RESTS_S, YOUNG_S, Sorting, below
 from tierd.model import PAGE_BYTES, Pid, Target
 
 HOT = 10 / PAGE_BYTES
@@ -54,6 +54,20 @@ def test_of_a_mixture_the_hottest_pages_are_above(
     places: list[tuple[int, int, float, Sequence[float]]], share: float
 ) -> None:
     assert below(target(*places)) == pytest.approx(share)
+
+
+def test_what_is_hot_throughout_is_not_for_the_kernel() -> None:
+    """Of a window most pages are hot, beside it few are accessed at all; one page is no mixture."""
+    window, rest = (0, 100, 3 * HOT, [0, 1]), (100, 300, 0.1 * HOT, [0, 1])
+    one = target(window, rest, (400, 1, HOT, [0, 1]))
+    assert below(one) == pytest.approx(330 / 331)
+    assert below(replace(one, ceiling=5 * HOT)) == pytest.approx(30 / 331)
+
+
+def test_what_may_be_anywhere_counts_as_below() -> None:
+    one = target((0, 100, HOT, [1]), (100, 100, HOT, []), (200, 100, HOT, []))
+    one.pieces["probed_s"][1] = -np.inf
+    assert below(one) == pytest.approx(0.5), "the third is known to be nowhere"
 
 
 def test_what_is_accessed_all_the_time_hides_nothing() -> None:
@@ -109,6 +123,59 @@ def test_a_new_target_is_sorted_at_once() -> None:
     assert not unseen.after([SORTED], [Pid(1)], now_s=2).is_due, "it was only not looked at"
 
 
+WARM = target((0, 100, HOT, [0.5, 0.5]))
+"""A quarter of its accesses go below, whatever is moved."""
+WARMER = target((0, 100, HOT, [0.2, 0.8]))
+
+
+def turns(*targets: Target, sorting: Sorting, begin_s: int, until_s: int) -> list[int]:
+    """When turns of the kernel begin and end, while what it takes up has others make way."""
+    told, pids = [], {target.pid for target in targets}
+    for now_s in range(begin_s, until_s):
+        before = sorting
+        sorting = sorting.after(targets, pids, demotes=sorting.is_due, now_s=now_s)
+        if sorting.is_due != before.is_due:
+            told.append(now_s)
+    return told
+
+
+def test_it_rests_once_pages_make_way_and_has_further_turns_ever_later() -> None:
+    told = turns(WARM, sorting=seen(WARM), begin_s=1, until_s=300)
+    rests = [begin - end for end, begin in zip(told[::2], told[1::2], strict=False)]
+    assert rests == [RESTS_S * 2**n for n in range(len(rests))]
+    assert len(rests) >= 3
+    lasts = [end - begin for begin, end in zip(told[1::2], told[2::2], strict=False)]
+    assert lasts == [1 + FULL_S] * len(lasts)
+
+
+def test_what_makes_way_while_there_is_no_target_ends_nothing() -> None:
+    sorting = Sorting()
+    for now_s in range(20):
+        sorting = sorting.after([], [], demotes=True, now_s=now_s)
+    assert sorting == Sorting(many_s=0)
+
+
+def test_while_there_is_room_it_goes_on() -> None:
+    assert all(rounds([WARM], seen(WARM), begin_s=1, until_s=500))
+
+
+RESTED = Sorting(is_due=False, many_s=-PATIENCE_S, left=0.25, rests_s=500, came_s={WARM.pid: -1000})
+"""At 0 s, in a tier that many turns have filled."""
+
+
+def test_a_turn_comes_soon_where_more_goes_below_than_was_left() -> None:
+    assert rounds([WARMER], RESTED, begin_s=0, until_s=2) == [True, True]
+    assert not any(rounds([WARM], RESTED, begin_s=0, until_s=2))
+    assert turns(WARM, sorting=RESTED, begin_s=0, until_s=500)[0] == 500 - PATIENCE_S
+
+
+def test_a_new_target_ends_a_long_rest() -> None:
+    new = replace(WARM, pid=Pid(2))
+    begins, ends, begins_again = turns(WARM, new, sorting=RESTED, begin_s=0, until_s=60)[:3]
+    assert begins == 0
+    assert begins_again - ends == RESTS_S
+
+
 def left(sorting: Sorting, one: Target, now_s: float) -> list[bool]:
     told: list[bool] = np.broadcast_to(sorting.leaves(one, now_s=now_s), len(one.pieces)).tolist()
     return told
@@ -126,6 +193,17 @@ def test_what_may_have_few_hot_pages_is_left_to_the_kernel_at_first() -> None:
     beside = later.after([new, replace(new, pid=Pid(2))], [Pid(1), Pid(2)], now_s=101 + FIRST_S)
     assert left(beside, new, 101 + FIRST_S) == [False] * 3
     assert left(beside, replace(new, pid=Pid(2)), 101 + FIRST_S) == [True, False, False]
+
+
+def test_what_the_kernel_has_sorted_in_a_full_tier_stays() -> None:
+    new = replace(WARM, ceiling=5 * HOT)
+    sorting = Sorting()
+    for now_s in range(10):
+        sorting = sorting.after([new], [new.pid], demotes=True, now_s=now_s)
+    assert not sorting.is_due
+    assert left(sorting, new, 10) == [True]
+    few = sorting.after([SORTED], [SORTED.pid], now_s=10)
+    assert not any(left(few, replace(SORTED, ceiling=5 * HOT), 10))
 
 
 def test_nothing_is_left_to_a_kernel_that_does_not_sort() -> None:

@@ -213,7 +213,7 @@ class DiscoverConfig:
     """Which processes are worth watching. Those named by their pid always are."""
 
     min_mib: float = 16.0
-    min_age_s: float = 2.0
+    min_age_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,8 +134,13 @@ class Steps:
         self._promote(warm, rises, rank)
 
     def _risen(self, rank: int) -> float:
-        """Bytes on the tier that have risen within a horizon, and are hot."""
+        """Bytes on the tier that have risen within a horizon, and are hot.
+
+        When the kernel took them up isn't known; beside it all that are hot count among them.
+        """
         is_hot = self.heat >= self._margin(rank, self.ceiling)
+        if self.times is not None:
+            return float(self.bytes[is_hot, rank].sum())
         since_s = self.now_s - self.policy.horizon_s
         lately = (self.pieces["rose"] > 0) & (self.pieces["moved_s"] > since_s)
         return float(self.bytes[is_hot & lately, rank].sum())

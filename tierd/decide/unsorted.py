@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether there is something for the kernel to sort: accesses that go below the fastest tier.
+"""Whether there is something for the kernel to sort: accesses to mixtures, below the fastest tier.
 
 The kernel finds single pages by faults, which cost the program, and takes up whatever was accessed
 within a second, as long as there is room. So it is to do that only where it matters: from when a
-target is new until few of its accesses go below, and again where many have for a while in which
-regions alone were moved.
+target is new until few of its accesses go below to memory of which few pages may be hot, and again
+where many have for a while. What is hot throughout is moved by regions.
+
+Once it has filled the fastest tier, it takes up what is accessed for what was not lately, and goes
+on so for ever where more is warm than finds room. So it rests then too, and has another turn ever
+later, but soon where more accesses go below than when its last one ended.
 
 How often the hottest pages are accessed counts for no more than that of others: what a program
 accesses all the time, its code and its tables, would hide that all its data are below.
@@ -16,7 +20,7 @@ have few of them is left to the kernel at first.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +32,16 @@ HOTTEST = 0.1
 """This share of a target's memory counts as hot as the coldest of it."""
 FEW, MANY = 0.03, 0.05
 """Shares of a target's accesses below: the kernel stops sorting at one, and begins at the other."""
-YOUNG_S = 5.0
-"""So old a target has to be: by its first samples most of its memory is not known yet."""
+YOUNG_S = 1.0
+"""So old a target has to be: its first samples tell little."""
 PATIENCE_S = 10.0
-"""For so long many of them have to go below: a hot set that moves is moved by regions first."""
+"""For so long many of them have to go below: a hot set that has moved looks mixed at first."""
+RESTS_S, RESTS_MOST_S = 30.0, 600.0
+"""For so long it rests after a turn that has filled the tier, twice as long after the next one."""
+FULL_S = 3.0
+"""So long the kernel goes on once what it takes up has others make way."""
+WORSE = 0.1
+"""By so much more of the accesses below it rests no longer than PATIENCE_S."""
 FIRST_S = 60.0
 """So old a target has to be for regions to be moved of which few pages may be hot.
 
@@ -43,29 +53,64 @@ _LESS_BITS = 15
 
 @dataclass(frozen=True, slots=True)
 class Sorting:
-    """Whether the kernel is to sort, since when it may have to, and when which target came."""
+    """Whether the kernel is to sort, and what that is told from.
+
+    `many_s` is since when many accesses have gone below, `full_s` since when pages have made way
+    in this turn, `came_s` when each target came. `left` is the share that went below when the last
+    turn ended for that, 0 where it ended with few, and `rests_s` how long the kernel rests then.
+    """
 
     is_due: bool = True
-    since_s: float = math.inf
+    many_s: float = math.inf
+    full_s: float = math.inf
+    left: float = 0.0
+    rests_s: float = RESTS_S
     came_s: Mapping[Pid, float] = field(default_factory=dict)
 
     def after(
-        self, targets: Sequence[Target], watched: Collection[Pid], *, now_s: float
+        self,
+        targets: Sequence[Target],
+        watched: Collection[Pid],
+        *,
+        demotes: bool = False,
+        now_s: float,
     ) -> "Sorting":
         """Returns what becomes of it.
 
         Args:
             targets: those with fresh samples. Where there are none, nothing is known to be sorted.
             watched: all that there are.
+            demotes: whether the kernel has demoted pages since it was last asked.
             now_s: the instant.
         """
         known = (self.came_s.keys() | {target.pid for target in targets}) & set(watched)
         came_s = {pid: self.came_s.get(pid, now_s) for pid in known}
         share = max(map(below, targets), default=1.0)
-        since_s = min(self.since_s, now_s) if share > MANY else math.inf
-        is_young = now_s - max(came_s.values(), default=-math.inf) < YOUNG_S
-        is_unsorted = share > FEW if self.is_due else now_s - since_s >= PATIENCE_S
-        return Sorting(is_young or is_unsorted, since_s, came_s)
+        seen = replace(
+            self,
+            many_s=min(self.many_s, now_s) if share > MANY else math.inf,
+            full_s=min(self.full_s, now_s) if demotes and targets else self.full_s,
+            came_s=came_s,
+        )
+        if now_s - max(came_s.values(), default=-math.inf) < YOUNG_S:
+            return Sorting(many_s=seen.many_s, came_s=came_s)
+        return seen._goes_on(share, now_s) if self.is_due else seen._rests(share, now_s)
+
+    def _goes_on(self, share: float, now_s: float) -> "Sorting":
+        """Ends a turn with few accesses below, or once pages have made way for a while."""
+        if share <= FEW:
+            return replace(self, is_due=False, left=0.0)
+        if now_s - self.full_s < FULL_S:
+            return self
+        rests_s = min(2 * self.rests_s, RESTS_MOST_S) if self.left else RESTS_S
+        return replace(self, is_due=False, many_s=now_s, left=share, rests_s=rests_s)
+
+    def _rests(self, share: float, now_s: float) -> "Sorting":
+        """Begins a turn when many accesses have gone below for long enough."""
+        left = self.left if share > FEW else 0.0
+        waits_s = self.rests_s if left and share <= left + WORSE else PATIENCE_S
+        is_due = now_s - self.many_s >= waits_s
+        return replace(self, is_due=is_due, left=left, full_s=math.inf)
 
     def leaves(self, target: Target, *, now_s: float) -> Flags:
         """Tells which pieces are left to the kernel, none of a target that is FIRST_S old.
@@ -74,24 +119,33 @@ class Sorting:
             target: one that after() was told of.
             now_s: the instant.
         """
-        if not self.is_due or now_s - self.came_s[target.pid] >= FIRST_S:
+        if not (self.is_due or self.left) or now_s - self.came_s[target.pid] >= FIRST_S:
             return False
-        return is_unsure(target.pieces, NEAR_CEILING * target.ceiling)
+        return _may_be_mixed(target)
 
 
 def below(target: Target) -> float:
-    """Returns the share of a target's accesses that go below the fastest tier now, 0 to 1.
+    """Returns which share of a target's accesses goes below the fastest tier in mixtures, 0 to 1.
 
-    Of a piece on several tiers the hottest pages are taken to be in the fastest, as
-    steps.times_the_mean() has it: with the share `f` there, `(1 - f)^2` of its accesses go below.
+    Those count as such of which it is not known where they go. What is hot throughout does not:
+    that is for regions. Of a piece on several tiers the hottest pages are taken to be in the
+    fastest, as steps.times_the_mean() has it: with the share `f` there, `(1 - f)^2` of its accesses
+    go below.
     """
     pieces = target.pieces
-    present = pieces["resident"].sum(axis=1, dtype=np.float64)
+    is_known = np.isfinite(pieces["probed_s"])
+    present = np.where(is_known, pieces["resident"].sum(axis=1, dtype=np.float64), 1.0)
     size = (pieces["end"] - pieces["start"]) * present
     accesses = size * _bounded(pieces["short"], size)
     total = float(accesses.sum())
     share = 1 - pieces["resident"][:, 0] / np.maximum(present, np.finfo(np.float64).tiny)
+    share[~_may_be_mixed(target)] = 0.0
     return float(accesses @ share**2) / total if total else 0.0
+
+
+def _may_be_mixed(target: Target) -> NDArray[np.bool_]:
+    """Tells the pieces of which few pages may be hot."""
+    return is_unsure(target.pieces, NEAR_CEILING * target.ceiling)
 
 
 def _bounded(heat: NDArray[np.float32], size: Floats) -> NDArray[np.float32]:

@@ -57,8 +57,8 @@ class Finder:
     Those named by pid are the processes that had it when it was named. Others are targets from the
     configured size and age on, until they end or no rule names them any more.
 
-    With events only processes that have changed are looked at, once they are old enough: one that
-    has ended by then costs its two events. All are looked at from time to time, since nothing tells
+    With events only processes that have changed are looked at, once they may be old enough: one
+    that has ended by then costs its two events. All are looked at from time to time, since nothing tells
     that a process was put into another cgroup.
 
     Args:
@@ -123,7 +123,7 @@ class Finder:
         for pid in map(Pid, pids[ended].tolist()):
             self._look_at_s.pop(pid, None)
             self._admitted.pop(pid, None)
-        due_s = now_s + self._limits.min_age_s
+        due_s = now_s + self._limits.min_age_s / 2  # an event may be a round old by now
         self._look_at_s.update(dict.fromkeys(map(Pid, pids[~ended].tolist()), due_s))
         return any_lost
 

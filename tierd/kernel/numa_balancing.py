@@ -6,6 +6,10 @@ use them, bit 1 promotes pages of lower memory tiers. None is a kernel without i
 for these is demoted, and not swapped out, where numa/demotion_enabled is on
 (Documentation/ABI/testing/sysfs-kernel-mm-numa). LIMIT is what all promotions together keep to, in
 MiB a second.
+
+How often the kernel looks at a program's memory it decides by itself: once in so much of its CPU
+time, from the shortest period to the longest (kernel/sched/fair.c), in milliseconds. With debugfs
+both can be set.
 """
 
 from pathlib import Path
@@ -17,6 +21,9 @@ LIMIT = "proc/sys/kernel/numa_balancing_promote_rate_limit_MBps"
 MOST_MBPS = 65_536
 """What the kernel has for no limit."""
 DEMOTES = "sys/kernel/mm/numa/demotion_enabled"
+SHORTEST_LOOK, LONGEST_LOOK = (
+    f"sys/kernel/debug/sched/numa_balancing/scan_period_{which}_ms" for which in ("min", "max")
+)
 OFF = "0"
 YES = "true"
 PROMOTES = 2
