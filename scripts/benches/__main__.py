@@ -32,8 +32,13 @@ NAMES = sorted(
 )
 @click.option("--only", multiple=True, help="A part of the bench, such as a load; can be repeated.")
 @click.option("--seconds", type=click.IntRange(10), help="How long each part takes.")
+@click.option("--rounds", type=click.IntRange(1), help="How often each part is tried, in turn.")
 def main(
-    names: tuple[str, ...], file: Path | None, only: tuple[str, ...], seconds: int | None
+    names: tuple[str, ...],
+    file: Path | None,
+    only: tuple[str, ...],
+    seconds: int | None,
+    rounds: int | None,
 ) -> None:
     """Measure, print each figure beside its bound, and exit 1 when one is missed.
 
@@ -42,7 +47,7 @@ def main(
     A value is the median of several rounds, between the lowest and the highest of them. Of the
     benches the shootout alone has parts, its loads and its contenders.
     """
-    chosen = choices(names, only, seconds)
+    chosen = choices(names, only, seconds, rounds)
     machine = describe_machine()
     print("  ".join(machine.values()))
     results, lacking = {}, 0
@@ -61,12 +66,13 @@ def main(
 
 
 def choices(
-    names: tuple[str, ...], only: tuple[str, ...], seconds: int | None
+    names: tuple[str, ...], only: tuple[str, ...], seconds: int | None, rounds: int | None
 ) -> dict[str, object]:
     """What is passed on to a bench of parts."""
     given: dict[str, object] = {
         **({"only": only} if only else {}),
         **({"seconds": seconds} if seconds else {}),
+        **({"rounds": rounds} if rounds else {}),
     }
     for name in names if given else ():
         parts = getattr(importlib.import_module(f"benches.{name}"), "PARTS", ())

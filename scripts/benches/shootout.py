@@ -13,9 +13,11 @@ what the kernel counts of pages migrated, whoever's they are, but not by compact
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -52,14 +54,15 @@ RIVALS = ("kernel", "damo", "nothing")
 PARTS = (*(load.name for load in loads(SECONDS)), *(one.name for one in CONTENDERS))
 
 
-def run(only: Collection[str] = (), seconds: int = SECONDS) -> list[Figure]:
-    """Tries all loads and contenders, or those of them that are named."""
+def run(only: Collection[str] = (), seconds: int = SECONDS, rounds: int = 1) -> list[Figure]:
+    """Tries all loads and contenders, or those of them that are named, so many times in turn."""
     subprocess.run([REPOSITORY / "scripts" / "setup", "vm"], check=True)
     FOLDER.mkdir(parents=True, exist_ok=True)
     make_database()
     wanted, contenders = named(loads(seconds), only), named(CONTENDERS, only)
     runs = []
-    for run in all_tried([*product(wanted, contenders)], seconds):
+    cells = [*product(wanted, contenders)] * rounds
+    for run in all_tried(cells, seconds):
         print(row(run), file=sys.stderr, flush=True)
         runs.append(run)
         keep(wanted, runs)
@@ -76,8 +79,13 @@ def named(parts: Iterable[Part], only: Collection[str]) -> list[Part]:
     return [part for part in every if part.name in only] or every
 
 
-def by_contender(load: Load, runs: Iterable[Run]) -> dict[str, Run]:
-    return {run.contender: run for run in runs if run.load == load.name}
+def by_contender(load: Load, runs: Iterable[Run]) -> Mapping[str, list[Run]]:
+    """Returns each contender's rounds of a load."""
+    found = defaultdict(list)
+    for run in runs:
+        if run.load == load.name:
+            found[run.contender].append(run)
+    return found
 
 
 def all_tried(cells: Sequence[tuple[Load, Contender]], seconds: int) -> Iterator[Run]:
@@ -97,6 +105,7 @@ def all_tried(cells: Sequence[tuple[Load, Contender]], seconds: int) -> Iterator
                 while left:
                     yield tried(guest, *left[0], seconds)
                     left.pop(0)
+                    failed = None
         except EmulatorFault as fault:
             if failed == left[0]:
                 raise
@@ -158,8 +167,8 @@ def sampled(
     return samples, Steps.of(guest).per_s(before)
 
 
-def compare(load: Load, runs: Mapping[str, Run]) -> list[Figure]:
-    """Each tierd against the best of the others that ran."""
+def compare(load: Load, runs: Mapping[str, Sequence[Run]]) -> list[Figure]:
+    """Each tierd against the best of the others that ran, by the medians of their rounds."""
     ours = [contender.name for contender in CONTENDERS if contender.is_ours]
     others = [runs[name] for name in RIVALS if name in runs]
     if not others:
@@ -172,45 +181,48 @@ def compare(load: Load, runs: Mapping[str, Run]) -> list[Figure]:
     ]
 
 
-def placing(load: Load, own: Run, others: Sequence[Run]) -> list[Figure]:
+def placing(load: Load, own: Sequence[Run], others: Sequence[Sequence[Run]]) -> list[Figure]:
     """How well and how soon memory was placed."""
-    what = f"{load.name}, {own.contender}"
-    best = max(other.hit_ratio for other in others)
-    all_others = ", ".join(other.contender for other in others)
+    what = f"{load.name}, {own[0].contender}"
+    best = max(statistics.median(run.hit_ratio for run in other) for other in others)
+    soonest_s = min(statistics.median(run.arrived_s for run in other) for other in others)
+    all_others = ", ".join(other[0].contender for other in others)
     return [
-        Figure.of_rounds(f"{what}: hits in fast memory", [own.hit_ratio * 100], "%"),
+        Figure.of_rounds(f"{what}: hits in fast memory", [run.hit_ratio * 100 for run in own], "%"),
         Figure.of_rounds(
             f"{what}: hits beyond the best of {all_others}",
-            [(own.hit_ratio - best) * 100],
+            [(run.hit_ratio - best) * 100 for run in own],
             "points",
             at_least=0,
         ),
         Figure.of_rounds(
             f"{what}: until 95 % of the hits of the hot set",
-            [own.arrived_s],
+            [run.arrived_s for run in own],
             "s",
-            at_most=min(other.arrived_s for other in others),
+            at_most=soonest_s,
         ),
     ]
 
 
-def costs(load: Load, own: Run) -> list[Figure]:
+def costs(load: Load, own: Sequence[Run]) -> list[Figure]:
     """What that took."""
-    what = f"{load.name}, {own.contender}"
+    what = f"{load.name}, {own[0].contender}"
     return [
         Figure.of_rounds(
             f"{what}: accesses a second, of those with nothing at all",
-            [own.throughput],
+            [run.throughput for run in own],
             "times",
             at_least=LEAST_OF_NOTHING,
         ),
         Figure.of_rounds(
             f"{what}: pages moved, of the least",
-            [own.moved_times],
+            [run.moved_times for run in own],
             "times",
             at_most=load.most_moved,
         ),
-        Figure.of_rounds(f"{what}: CPU beside the load's", [own.cpu_percent], "% core"),
+        Figure.of_rounds(
+            f"{what}: CPU beside the load's", [run.cpu_percent for run in own], "% core"
+        ),
     ]
 
 
@@ -246,10 +258,11 @@ def draw(wanted: Sequence[Load], runs: Sequence[Run]) -> None:
     color = {contender.name: f"C{index}" for index, contender in enumerate(CONTENDERS)}
     lines = {}
     for load, panel in zip(wanted, panels, strict=False):
-        for name, run in by_contender(load, runs).items():
-            times = [second.t - run.seconds[0].t for second in run.seconds]
-            hits = [second.hit_ratio * 100 for second in run.seconds]
-            lines[name] = panel.plot(times, hits, color=color[name])[0]
+        for run in runs:
+            if run.load == load.name:
+                times = [second.t - run.seconds[0].t for second in run.seconds]
+                hits = [second.hit_ratio * 100 for second in run.seconds]
+                (lines[run.contender],) = panel.plot(times, hits, color=color[run.contender])
         panel.set_ylim(0, 102)
         panel.set_title(f"{load.name}: {load.told}", fontsize="x-small")
     picture.supxlabel("seconds", fontsize="small")

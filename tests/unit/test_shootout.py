@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the shootout makes of the seconds that its loads tell."""
 
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,6 +149,33 @@ LOAD = Load(name="load", told="", programs=lambda *_: [], free_mib=1)
 KERNEL, DAMO, OURS = contender("kernel"), contender("damo"), contender("ours", is_ours=True)
 
 
+def rounds(name: str, *hits: float) -> list[Run]:
+    return [replace(run(seconds(share), seconds(share)), contender=name) for share in hits]
+
+
+def test_rounds_are_compared_by_their_medians() -> None:
+    """No contender is the better one by its luckiest round."""
+    runs = {
+        "kernel": rounds("kernel", 0.8, 0.99, 0.7),
+        "nothing": rounds("nothing", 0.1, 0.0, 0.0),
+        "tierd": rounds("tierd", 0.81, 0.5, 0.9),
+    }
+    _, beyond, until, *_ = shootout.compare(LOAD, runs)
+    assert "beyond the best of kernel, nothing" in beyond.name
+    assert [beyond.value, beyond.lowest, beyond.highest] == pytest.approx([1, -30, 10])
+    assert until.at_most == 0
+
+
+def test_rounds_are_taken_in_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tried = list[str]()
+    monkeypatch.setattr(shootout, "FOLDER", tmp_path)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
+    monkeypatch.setattr(shootout, "make_database", lambda: None)
+    Guests(monkeypatch, tried.append)
+    shootout.run(["zipf", "kernel", "tierd"], rounds=2)
+    assert tried == ["kernel", "tierd"] * 2
+
+
 class Guests:
     """Fake guests, in which a cell may fail."""
 
@@ -161,12 +190,14 @@ class Guests:
         self.booted += 1
         yield
 
-    def tried(self, _: object, load: Load, one: Contender, seconds: int) -> str:
+    def tried(self, _: object, load: Load, one: Contender, __: int) -> Run:
         self.failing(one.name)
-        return one.name
+        done = run(seconds(0.5), seconds(0.5))
+        return replace(done, load=load.name, contender=one.name)
 
-    def all_tried(self, *contenders: Contender) -> list[object]:
-        return [*shootout.all_tried([(LOAD, one) for one in contenders], 1)]
+    def all_tried(self, *contenders: Contender) -> list[str]:
+        runs = shootout.all_tried([(LOAD, one) for one in contenders], 1)
+        return [run.contender for run in runs]
 
 
 def test_what_another_contender_has_spoilt_is_left_out(

@@ -58,8 +58,8 @@ class Finder:
     configured size and age on, until they end or no rule names them any more.
 
     With events only processes that have changed are looked at, once they may be old enough: one
-    that has ended by then costs its two events. All are looked at from time to time, since nothing tells
-    that a process was put into another cgroup.
+    that has ended by then costs its two events. All are looked at from time to time, since nothing
+    tells that a process was put into another cgroup.
 
     Args:
         rules: the configuration's.
