@@ -303,9 +303,9 @@ PAGES = len(SPAN) // PAGE_BYTES
 HALF_HOT = range(BASE, BASE + 32 * MIB)
 
 
-def half_hot(snapshots: int) -> list[Accesses]:
-    """Snapshots of which the first half of SPAN is as hot as it can be."""
+def half_hot(snapshots: int, hits: int = 20) -> list[Accesses]:
+    """Snapshots of which the first half of SPAN is hot, as hot as it can be with 20 hits."""
     return [
-        snapshot([0, PAGES // 2, PAGES], [20, 0], at_s=number * AGGREGATION_S)
+        snapshot([0, PAGES // 2, PAGES], [hits, 0], at_s=number * AGGREGATION_S)
         for number in range(snapshots)
     ]

@@ -705,6 +705,13 @@ def test_as_much_is_kept_for_what_becomes_hot_as_became_hot_lately(
     assert pages_moved(decide(both, rooms(130, 0), now_s=100, policy=FILLING), 1, 0) == 130
 
 
+def test_beside_the_kernel_all_that_is_hot_counts_as_risen_lately() -> None:
+    both = pieces((0, 100, 10 * WARM, [1]), (100, 200, WARM, [0, 1]))
+    for by_kernel, warm_pages in ((False, 130), (True, 30)):
+        made = decide(both, rooms(130, 0), policy=FILLING, sorted_by_kernel=by_kernel)
+        assert pages_moved(made, 1, 0) == warm_pages
+
+
 @pytest.mark.parametrize(("times", "moves"), [(0.9, 0), (1.1, 1)])
 def test_what_is_warm_pays_back_its_move_as_long_as_there_is_room(times: float, moves: int) -> None:
     least = warm_from(FILLING, POLICY.latency_gap_ns)
