@@ -56,14 +56,6 @@ def test_of_a_mixture_the_hottest_pages_are_above(
     assert below(target(*places)) == pytest.approx(share)
 
 
-def test_what_is_hot_throughout_is_not_for_the_kernel() -> None:
-    """Of a window most pages are hot, beside it few are accessed at all; one page is no mixture."""
-    window, rest = (0, 100, 3 * HOT, [0, 1]), (100, 300, 0.1 * HOT, [0, 1])
-    one = target(window, rest, (400, 1, HOT, [0, 1]))
-    assert below(one) == pytest.approx(330 / 331)
-    assert below(replace(one, ceiling=5 * HOT)) == pytest.approx(30 / 331)
-
-
 def test_what_may_be_anywhere_counts_as_below() -> None:
     one = target((0, 100, HOT, [1]), (100, 100, HOT, []), (200, 100, HOT, []))
     one.pieces["probed_s"][1] = -np.inf

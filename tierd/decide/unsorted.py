@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether there is something for the kernel to sort: accesses to mixtures, below the fastest tier.
+"""Whether there is something for the kernel to sort: accesses that go below the fastest tier.
 
 The kernel finds single pages by faults, which cost the program, and takes up whatever was accessed
 within a second, as long as there is room. So it is to do that only where it matters: from when a
-target is new until few of its accesses go below to memory of which few pages may be hot, and again
-where many have for a while. What is hot throughout is moved by regions.
+target is new until few of its accesses go below, and again where many have for a while in which
+regions alone were moved.
 
 Once it has filled the fastest tier, it takes up what is accessed for what was not lately, and goes
 on so for ever where more is warm than finds room. So it rests then too, and has another turn ever
@@ -35,7 +35,7 @@ FEW, MANY = 0.03, 0.05
 YOUNG_S = 1.0
 """So old a target has to be: its first samples tell little."""
 PATIENCE_S = 10.0
-"""For so long many of them have to go below: a hot set that has moved looks mixed at first."""
+"""For so long many of them have to go below: a hot set that moves is moved by regions first."""
 RESTS_S, RESTS_MOST_S = 30.0, 600.0
 """For so long it rests after a turn that has filled the tier, twice as long after the next one."""
 FULL_S = 3.0
@@ -121,16 +121,15 @@ class Sorting:
         """
         if not (self.is_due or self.left) or now_s - self.came_s[target.pid] >= FIRST_S:
             return False
-        return _may_be_mixed(target)
+        return is_unsure(target.pieces, NEAR_CEILING * target.ceiling)
 
 
 def below(target: Target) -> float:
-    """Returns which share of a target's accesses goes below the fastest tier in mixtures, 0 to 1.
+    """Returns the share of a target's accesses that go below the fastest tier now, 0 to 1.
 
-    Those count as such of which it is not known where they go. What is hot throughout does not:
-    that is for regions. Of a piece on several tiers the hottest pages are taken to be in the
-    fastest, as steps.times_the_mean() has it: with the share `f` there, `(1 - f)^2` of its accesses
-    go below.
+    Those count among them of which it is not known where they go. Of a piece on several tiers the
+    hottest pages are taken to be in the fastest, as steps.times_the_mean() has it: with the share
+    `f` there, `(1 - f)^2` of its accesses go below.
     """
     pieces = target.pieces
     is_known = np.isfinite(pieces["probed_s"])
@@ -139,13 +138,7 @@ def below(target: Target) -> float:
     accesses = size * _bounded(pieces["short"], size)
     total = float(accesses.sum())
     share = 1 - pieces["resident"][:, 0] / np.maximum(present, np.finfo(np.float64).tiny)
-    share[~_may_be_mixed(target)] = 0.0
     return float(accesses @ share**2) / total if total else 0.0
-
-
-def _may_be_mixed(target: Target) -> NDArray[np.bool_]:
-    """Tells the pieces of which few pages may be hot."""
-    return is_unsure(target.pieces, NEAR_CEILING * target.ceiling)
 
 
 def _bounded(heat: NDArray[np.float32], size: Floats) -> NDArray[np.float32]:
