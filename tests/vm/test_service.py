@@ -33,6 +33,8 @@ CONFIG = "/etc/tierd/tierd.toml"
 DROP_IN = "/etc/tierd/tierd.toml.d/50-test.toml"
 UNIT_DROP_IN = Path("/run/systemd/system/tierd.service.d/test.conf")
 NUMA_BALANCING = "/proc/sys/kernel/numa_balancing"
+LONGEST_LOOK = "/sys/kernel/debug/sched/numa_balancing/scan_period_max_ms"
+PROMOTES = (NUMA_BALANCING, DEMOTION, LONGEST_LOOK)
 METRICS = "127.0.0.1:9464"
 SETTINGS = """
 [conflicts]
@@ -269,6 +271,8 @@ def test_confined_it_moves_what_is_hot_and_a_reload_lets_it(service: Service) ->
         done = service.reload('mode = "place"\n' + RULE)
         assert (done.rc, done.stderr) == (0, "")
         until(load, service, lambda: load.sample().hot_share >= 0.95)
+        # A round moves pages before it tells so.
+        until(load, service, lambda: service.status["mode"] == "place")
         status = service.status
         assert (status["mode"], status["sampler"]["way"]) == ("place", "tracepoint")
         assert "reloaded: policy.mode" in service.log()
@@ -281,6 +285,18 @@ def test_confined_it_moves_what_is_hot_and_a_reload_lets_it(service: Service) ->
         until(load, service, lambda: "numa_balancing is 1" in str(service.status))
         assert guest.read(NUMA_BALANCING) == b"1\n"
         guest.write(NUMA_BALANCING, b"0")
+
+
+def test_confined_it_has_the_kernel_promote_and_puts_all_back(service: Service) -> None:
+    guest, settings = service.guest, SETTINGS.replace("take_over", "cooperate", 1)
+    before = [guest.read(path) for path in PROMOTES]
+    guest.write(DROP_IN, f'{settings}mode = "place"\n{RULE}'.encode())
+    guest.run(["systemctl", "restart", "tierd"], timeout=WITHIN_S)
+    meanwhile = [guest.read(path) for path in PROMOTES]
+    guest.write(DROP_IN, (SETTINGS + RULE).encode())
+    guest.run(["systemctl", "stop", "tierd"], timeout=WITHIN_S)
+    assert meanwhile == [b"2\n", b"true\n", b"1000\n"], service.log()
+    assert [guest.read(path) for path in PROMOTES] == before == [b"0\n", b"false\n", b"60000\n"]
 
 
 def test_a_new_cxl_device_becomes_memory_where_that_is_asked_for(service: Service) -> None:
