@@ -47,7 +47,7 @@ def main(
     A value is the median of several rounds, between the lowest and the highest of them. Of the
     benches the shootout alone has parts, its loads and its contenders.
     """
-    chosen = choices(names, only, seconds, rounds)
+    chosen = choices(names, only=only, seconds=seconds, rounds=rounds)
     machine = describe_machine()
     print("  ".join(machine.values()))
     results, lacking = {}, 0
@@ -66,14 +66,11 @@ def main(
 
 
 def choices(
-    names: tuple[str, ...], only: tuple[str, ...], seconds: int | None, rounds: int | None
+    names: tuple[str, ...], *, only: tuple[str, ...], **options: int | None
 ) -> dict[str, object]:
     """What is passed on to a bench of parts."""
-    given: dict[str, object] = {
-        **({"only": only} if only else {}),
-        **({"seconds": seconds} if seconds else {}),
-        **({"rounds": rounds} if rounds else {}),
-    }
+    all_options: dict[str, object] = {"only": only, **options}
+    given = {name: value for name, value in all_options.items() if value}
     for name in names if given else ():
         parts = getattr(importlib.import_module(f"benches.{name}"), "PARTS", ())
         if not parts or not set(only) <= set(parts):

@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from itertools import product
+from itertools import chain, product
 from typing import TypeVar
 
 from guests.boot import boot
@@ -258,11 +258,10 @@ def draw(wanted: Sequence[Load], runs: Sequence[Run]) -> None:
     color = {contender.name: f"C{index}" for index, contender in enumerate(CONTENDERS)}
     lines = {}
     for load, panel in zip(wanted, panels, strict=False):
-        for run in runs:
-            if run.load == load.name:
-                times = [second.t - run.seconds[0].t for second in run.seconds]
-                hits = [second.hit_ratio * 100 for second in run.seconds]
-                (lines[run.contender],) = panel.plot(times, hits, color=color[run.contender])
+        for run in chain.from_iterable(by_contender(load, runs).values()):
+            times = [second.t - run.seconds[0].t for second in run.seconds]
+            hits = [second.hit_ratio * 100 for second in run.seconds]
+            (lines[run.contender],) = panel.plot(times, hits, color=color[run.contender])
         panel.set_ylim(0, 102)
         panel.set_title(f"{load.name}: {load.told}", fontsize="x-small")
     picture.supxlabel("seconds", fontsize="small")

@@ -45,7 +45,7 @@ WORSE = 0.1
 FIRST_S = 60.0
 """So old a target has to be for regions to be moved of which few pages may be hot.
 
-The longest period of the kernel's own looks (numa_balancing/scan_period_max_ms)."""
+The longest period of the kernel's looks by itself (numa_balancing/scan_period_max_ms)."""
 
 _LESS_BITS = 15
 """Of a float32, that a bin of the histogram leaves out: 8 of its 23 bits of precision are left."""
