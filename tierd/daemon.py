@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tierd.arenas import Arenas, Steered, may_have
 from tierd.config import Config
+from tierd.decide.aside import Awaited
 from tierd.decide.guard import judge, promotable
 from tierd.decide.heat import ceiling
 from tierd.decide.latency import Latencies, Way, closed, take_in
@@ -120,6 +121,8 @@ class Daemon:
         """Ways up that nothing is moved, since the faster tier answers no sooner under load."""
         self.gaps_ns: tuple[float, ...] = ()
         """Between the tiers, as the last plan has taken them; empty before it."""
+        self.awaited = Awaited()
+        """Room that single CPUs keep aside, and that moves wait for."""
         self.flows = Flows()
         self.cost = MoveCost(config.policy.placement.move_cost_ns)
         self.rounds = 0
@@ -158,7 +161,7 @@ class Daemon:
         if not np.array_equal(ranks, self.rank_of_node):
             for watched in self.watched.values():
                 watched.pieces = unsettle(watched.pieces)
-        self.topology, self.mover = topology, mover
+        self.topology, self.mover, self.awaited = topology, mover, Awaited()
         self.names, self.rank_of_node = topology.names(), ranks
         self.node_map, self.closed, self.gaps_ns = topology.node_map(), frozenset(), ()
         self.tenants = Tenants(self.config.tenants, topology.tiers)
@@ -210,7 +213,8 @@ class Daemon:
             )
             leaves = self.sorting.leaves
             targets = [replace(each, unsorted=leaves(each, now_s=begin_s)) for each in targets]
-        made = self._decide(targets, rooms, begin_s)
+        counted = self.awaited.counted(rooms, now_s=begin_s)
+        made = self._decide(targets, counted, begin_s)
         self._move(made, begin_s)
         self._zoom(targets, begin_s)
         planned_bytes = int(made.moves["bytes"].sum())
@@ -490,6 +494,7 @@ class Daemon:
         self.flows.add(report, self.topology.tiers, tenants)
         self.cost.add(report)
         self._learn(report, begin_s)
+        self.awaited = self.awaited.after(report, now_s=begin_s)
         if line := summary(report, self.topology.tiers):
             log.info("%s", line, extra=event("moved", pages=report.moved_pages))
 

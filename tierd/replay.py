@@ -356,16 +356,18 @@ class _Played:
     def _fitting(self, moves: NDArray[np.void], pages: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns how many pages of each move find room where they go.
 
-        As a mover has it: pages change places in the upper half of the headroom.
+        As a mover has it: pages change places in the upper half of the headroom. What does not
+        find room further down makes none further up.
         """
-        refused = np.zeros(len(moves), np.int64)
-        for room in numa.rooms(self.tiers, self.rooms(), self.config.policy.headroom_percent):
+        rooms = numa.rooms(self.tiers, self.rooms(), self.config.policy.headroom_percent)
+        for room in reversed(rooms):
             arrives, leaves = (moves[end] == room.rank for end in ("destination", "source"))
             most = (room.free_bytes - HEADROOM_LOW * room.headroom_bytes) // PAGE_BYTES
             taken = np.cumsum(np.where(arrives, pages, np.where(leaves, -pages, 0)))
             over = np.maximum(np.maximum.accumulate(taken) - int(most), 0)
-            refused += np.where(arrives, np.minimum(np.diff(over, prepend=0), pages), 0)
-        return pages - refused
+            refused = np.where(arrives, np.minimum(np.diff(over, prepend=0), pages), 0)
+            pages = pages - refused
+        return pages
 
     # What comes out
 

@@ -127,6 +127,28 @@ def test_room_that_cpus_keep_is_planned_with_and_not_filled(path: Path) -> None:
     assert known.up_bytes - known.down_bytes < most_bytes / 2
 
 
+class Keeping(Machine):
+    """Single CPUs keep a part of what is free, and go on keeping it."""
+
+    kept_bytes = 8 * MIB
+
+    def rooms(self) -> dict[NodeId, NodeRoom]:
+        return {
+            node: NodeRoom(room.free_bytes - kept, kept)
+            for node, room in super().rooms().items()
+            for kept in (min(room.free_bytes, self.kept_bytes),)
+        }
+
+
+def test_room_that_cpus_go_on_keeping_is_not_waited_for(path: Path) -> None:
+    """The second window finds the first one in all the room there is but for what they keep."""
+    recorded(Keeping(fast_bytes=WINDOW_PAGES * PAGE_BYTES + Keeping.kept_bytes), path, moves=False)
+    recording = load(path)
+    assert recording.moments[-1].aside_bytes[0] == Keeping.kept_bytes
+    found = replay(recording, configured(recording))
+    assert found.hits[found.at_s > SECONDS - 5, 0].min() >= 0.75
+
+
 def test_what_a_round_has_no_time_for_follows_in_the_next_ones(
     machine: Machine, path: Path
 ) -> None:
