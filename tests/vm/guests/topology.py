@@ -17,6 +17,9 @@ from enum import StrEnum
 MIN_REGION_MIB = 256
 """CXL regions, and the capacity of a device, come in multiples of 256 MiB."""
 
+CPU = "max,-erms,-fsrm"
+"""One on which the kernel clears and copies by words: TCG does it byte by byte where it is told to
+(`rep stosb`), each a call where code once lay (docs/decisions/0048)."""
 
 NEAR_NS, NEAR_BANDWIDTH, FAR_BANDWIDTH = 90, "40G", "10G"
 """What HMAT tells of the first node, and of the way to others."""
@@ -189,7 +192,7 @@ def _cxl(topology: Topology) -> list[str]:
     arguments = ["-machine", "q35,cxl=on,hmat=on"]
     # With CPUID's hypervisor bit set, x86 refuses to flush caches by range, and committing a
     # region fails with ENXIO (drivers/cxl/core/region.c: cxl_region_invalidate_memregion).
-    arguments += ["-cpu", "max,hypervisor=off"]
+    arguments += ["-cpu", f"{CPU},hypervisor=off"]
     arguments += ["-m", f"{topology.memory_mib}M,maxmem=16G,slots=8"]
     for index in range(len(topology.slow_mib)):
         arguments += _cxl_port(index)
@@ -256,7 +259,7 @@ def _slow_node(topology: Topology) -> list[str]:
     (slow_mib,) = topology.slow_mib
     return [
         *("-machine", "q35,nvdimm=on"),
-        *("-cpu", "max"),
+        *("-cpu", CPU),
         *("-m", f"{topology.memory_mib}M,slots=4,maxmem=16G"),
         *_first_node(topology),
         *("-numa", "node,nodeid=1"),
@@ -269,7 +272,7 @@ def _numa(topology: Topology) -> list[str]:
     (slow_mib,) = topology.slow_mib
     return [
         *("-machine", "q35,hmat=on" if topology.hmat else "q35"),
-        *("-cpu", "max"),
+        *("-cpu", CPU),
         *("-m", f"{topology.memory_mib + slow_mib}M"),
         *_first_node(topology),
         *("-object", f"memory-backend-ram,id=slow,size={slow_mib}M"),
@@ -297,4 +300,4 @@ def _first_node(topology: Topology) -> list[str]:
 
 
 def _flat(topology: Topology) -> list[str]:
-    return ["-machine", "q35", "-cpu", "max", "-m", f"{topology.memory_mib}M"]
+    return ["-machine", "q35", "-cpu", CPU, "-m", f"{topology.memory_mib}M"]
