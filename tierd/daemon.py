@@ -135,8 +135,8 @@ class Daemon:
         """Whether the kernel promotes single pages where it matters (see tierd/arbiter.py)."""
         self.sorting = Sorting()
         """Whether it does now."""
-        self.demoted_pages = 0
-        """By the kernel in its own need, as last looked at."""
+        self.kernel_moves = (0, 0)
+        """Pages that the kernel has promoted, and demoted in its need, as last looked at."""
         self.plans = True
         """Whether moves are decided here, and not by DAMOS (see tierd/handover.py)."""
         self.schemes: list[dict[str, Any]] = []
@@ -208,8 +208,10 @@ class Daemon:
         """Places the targets' pages; returns how many bytes were to be moved for that."""
         targets = self._targets(fresh, begin_s)
         if self.sorted_by_kernel:
+            before, self.kernel_moves = self.kernel_moves, self.machine.kernel_moves()
+            promoted, demoted = np.subtract(self.kernel_moves, before).tolist()
             self.sorting = self.sorting.after(
-                targets, self.watched, demotes=self._kernel_demotes(), now_s=begin_s
+                targets, self.watched, promoted=promoted, demoted=demoted, now_s=begin_s
             )
             leaves = self.sorting.leaves
             targets = [replace(each, unsorted=leaves(each, now_s=begin_s)) for each in targets]
@@ -220,11 +222,6 @@ class Daemon:
         planned_bytes = int(made.moves["bytes"].sum())
         self._make_room(made.lacks, planned_bytes, begin_s)
         return planned_bytes
-
-    def _kernel_demotes(self) -> bool:
-        """Returns whether the kernel has demoted pages since the last look."""
-        before, self.demoted_pages = self.demoted_pages, self.machine.demoted_pages()
-        return self.demoted_pages > before
 
     def _steer(self, rooms: Sequence[TierRoom], now_s: float, taken_bytes: int) -> None:
         """Places the arenas' blocks with what the targets' pages have left of room and budget."""

@@ -63,8 +63,8 @@ class Machine(Protocol):
         """Returns how much tasks wait for memory, None where the kernel doesn't tell."""
         ...
 
-    def demoted_pages(self) -> int:
-        """Returns how many pages the kernel has demoted, in its own need, since boot."""
+    def kernel_moves(self) -> tuple[int, int]:
+        """Returns how many pages the kernel has promoted since boot, and demoted in its need."""
         ...
 
 
@@ -112,6 +112,7 @@ class ThisMachine:
     def pressure(self) -> Pressure | None:
         return read_pressure()
 
-    def demoted_pages(self) -> int:
+    def kernel_moves(self) -> tuple[int, int]:
         found = read_vmstat()
-        return (found.pgdemote_kswapd or 0) + (found.pgdemote_direct or 0)
+        demoted = (found.pgdemote_kswapd or 0) + (found.pgdemote_direct or 0)
+        return found.pgpromote_success or 0, demoted

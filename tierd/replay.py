@@ -216,8 +216,8 @@ class _Played:
     def pressure(self) -> Pressure | None:
         return None
 
-    def demoted_pages(self) -> int:
-        return 0  # no kernel sorts pages in a replay
+    def kernel_moves(self) -> tuple[int, int]:
+        return 0, 0  # no kernel sorts pages in a replay
 
     def locate(
         self,

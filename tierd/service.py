@@ -31,6 +31,7 @@ from tierd.config.show import Difference, as_dict, differences
 from tierd.cxl_errors import CxlErrors
 from tierd.daemon import Daemon
 from tierd.decide.steps import HEADROOM_LOW
+from tierd.decide.unsorted import Sorting
 from tierd.discover import hotplug
 from tierd.discover.hotplug import Hotplug
 from tierd.discover.targets import Finder, check_targets
@@ -118,6 +119,8 @@ def run_service(command_line: CommandLine, files: Config, *, for_s: float | None
 
         def stop_asked(wait_s: float) -> bool:
             notify("WATCHDOG=1")
+            if service.arbiter.cooperates:
+                service.follow_rival()  # what the round tells of sorting holds from now on
             service.drains.go_on()
             service.cxl_errors.go_on()
             stop = signals.stop_asked(wait_s, answers)
@@ -307,8 +310,8 @@ class Service:
             self.daemon.cache.hold(self.settings.migrate.demote_cache and moves)
 
     def _may_move(self, settings: Config) -> bool:
-        sorts = self.daemon.sorting.is_due
-        may_move = _may_move(self.arbiter, settings, rests=self._rests(), sorts=sorts)
+        sorting = self.daemon.sorting
+        may_move = _may_move(self.arbiter, settings, rests=self._rests(), sorting=sorting)
         self.daemon.sorted_by_kernel = self.arbiter.cooperates
         return may_move
 
@@ -397,7 +400,7 @@ def _set_up(
     cache = stack.enter_context(Cache(held))  # waits for the kernel before all is put back
     if settings.migrate.demote_cache:
         cache.require(topology)
-    may_move = _may_move(arbiter, settings)
+    may_move = _may_move(arbiter, settings, sorting=Sorting())
     schemes = KernelSchemes(Admin()) if settings.migrate.engine is Engine.DAMOS else None
     if schemes is not None:
         require_fit(topology)
@@ -467,14 +470,13 @@ def _set_up(
     return service
 
 
-def _may_move(
-    arbiter: Arbiter, settings: Config, *, rests: bool = False, sorts: bool = True
-) -> bool:
+def _may_move(arbiter: Arbiter, settings: Config, *, sorting: Sorting, rests: bool = False) -> bool:
     return arbiter.may_move(
         settings.conflicts.numa_balancing,
         moves=settings.policy.mode.moves,
         rests=rests,
-        sorts=sorts,
+        sorts=sorting.is_due,
+        hurries=sorting.is_slow,
         budget_mbps=settings.migrate.budget_mbps,
     )
 

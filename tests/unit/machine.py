@@ -166,6 +166,7 @@ class Undisputed:
     note = None
     rests = False
     sorts = True
+    hurries = False
 
     def may_move(
         self,
@@ -174,9 +175,10 @@ class Undisputed:
         moves: bool,
         rests: bool = False,
         sorts: bool = True,
+        hurries: bool = False,
         budget_mbps: float = 0,
     ) -> bool:
-        self.rests, self.sorts = rests, sorts
+        self.rests, self.sorts, self.hurries = rests, sorts, hurries
         return moves
 
     @property
@@ -197,7 +199,7 @@ class Machine:
         self.told: list[dict[str, Any]] = []
         self.mover = FakeMover(self)
         self.stall_percent = 0.0
-        self.demoted = 0
+        self.promoted = self.demoted = 0
         self.rng = np.random.default_rng(1)
 
     def start(self, pid: Pid, memory: Memory, start_ticks: int = 1) -> None:
@@ -252,8 +254,8 @@ class Machine:
     def pressure(self) -> Pressure:
         return Pressure(some_percent=self.stall_percent, full_percent=0)
 
-    def demoted_pages(self) -> int:
-        return self.demoted
+    def kernel_moves(self) -> tuple[int, int]:
+        return self.promoted, self.demoted
 
     def query(self, pid: Pid, folios: NDArray[np.void]) -> None:
         if pid not in self.memory:

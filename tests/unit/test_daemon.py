@@ -410,15 +410,16 @@ def test_while_paused_nothing_moves(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("demotes", [False, True])
-def test_the_kernel_sorts_until_it_has_demoted_for_a_while(machine: Machine, demotes: bool) -> None:
+def test_the_kernel_sorts_until_the_tier_is_full(machine: Machine, demotes: bool) -> None:
     """Half of the memory may be a mixture, and next to nothing of it is moved."""
     machine.start(HOT, Memory(SPAN))
-    machine.demoted = 1000
+    machine.promoted = machine.demoted = 1000
     daemon = machine.daemon(FakeSampler(half_hot(60, hits=3), machine), budget(0.1))
     daemon.sorted_by_kernel = True
     for _ in range(10):
         machine.rounds(daemon, 1)
-        machine.demoted += demotes
+        machine.promoted += 100
+        machine.demoted += 100 * demotes
     assert daemon.sorting.is_due is not demotes
 
 

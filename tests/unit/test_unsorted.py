@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from tests.unit.test_decide import PLACES, on_three_tiers, pieces
-from tierd.decide.unsorted import FIRST_S, FULL_S, PATIENCE_S, RESTS_S, YOUNG_S, Sorting, below
+from tierd.decide.unsorted import FIRST_S, PATIENCE_S, RESTS_S, YOUNG_S, Sorting, below
 from tierd.model import PAGE_BYTES, Pid, Target
 
 HOT = 10 / PAGE_BYTES
@@ -125,7 +125,8 @@ def turns(*targets: Target, sorting: Sorting, begin_s: int, until_s: int) -> lis
     told, pids = [], {target.pid for target in targets}
     for now_s in range(begin_s, until_s):
         before = sorting
-        sorting = sorting.after(targets, pids, demotes=sorting.is_due, now_s=now_s)
+        taken = 100 * sorting.is_due
+        sorting = sorting.after(targets, pids, promoted=taken, demoted=taken, now_s=now_s)
         if sorting.is_due != before.is_due:
             told.append(now_s)
     return told
@@ -137,18 +138,52 @@ def test_it_rests_once_pages_make_way_and_has_further_turns_ever_later() -> None
     assert rests == [RESTS_S * 2**n for n in range(len(rests))]
     assert len(rests) >= 3
     lasts = [end - begin for begin, end in zip(told[1::2], told[2::2], strict=False)]
-    assert lasts == [1 + FULL_S] * len(lasts)
+    assert lasts == [1] * len(lasts)
 
 
 def test_what_makes_way_while_there_is_no_target_ends_nothing() -> None:
     sorting = Sorting()
     for now_s in range(20):
-        sorting = sorting.after([], [], demotes=True, now_s=now_s)
+        sorting = sorting.after([], [], promoted=100, demoted=100, now_s=now_s)
     assert sorting == Sorting(many_s=0)
 
 
 def test_while_there_is_room_it_goes_on() -> None:
     assert all(rounds([WARM], seen(WARM), begin_s=1, until_s=500))
+
+
+@pytest.mark.parametrize(
+    ("promoted", "demoted", "goes_on"),
+    [(100, 0, True), (100, 50, True), (100, 51, False), (0, 0, True), (0, 100, True)],
+)
+def test_the_tier_is_full_where_most_of_what_rises_displaces_others(
+    promoted: int, demoted: int, goes_on: bool
+) -> None:
+    """What the kernel demotes for allocations, with nothing taken up, tells nothing of that."""
+    moved = seen(WARM).after([WARM], [WARM.pid], promoted=promoted, demoted=demoted, now_s=1)
+    assert moved.is_due is goes_on
+
+
+def test_a_full_tier_ends_a_turn_before_anything_is_known_of_the_targets() -> None:
+    """What is left is what their first samples tell."""
+    new = Sorting().after([], [WARM.pid], now_s=0)
+    full = new.after([], [WARM.pid], promoted=100, demoted=100, now_s=1)
+    assert not full.is_due
+    assert not any(rounds([WARM], full, begin_s=2, until_s=int(RESTS_S)))
+    known = full.after([], [WARM.pid], now_s=2).after([WARM], [WARM.pid], now_s=3)
+    assert known.left == pytest.approx(below(WARM))
+
+
+def test_it_is_slow_where_something_is_known_and_it_goes_on() -> None:
+    pid, young = WARM.pid, Sorting().after([], [WARM.pid], now_s=0)
+    assert not young.after([WARM], [pid], now_s=YOUNG_S - 1).is_slow
+    assert not young.after([], [pid], now_s=YOUNG_S).is_slow
+    slow = young.after([WARM], [pid], now_s=YOUNG_S)
+    assert slow.is_due
+    assert slow.is_slow
+    assert not slow.after([SORTED], [pid], now_s=9).is_slow
+    assert not slow.after([WARM], [pid], promoted=1, demoted=1, now_s=9).is_slow
+    assert not slow.after([WARM], [pid, Pid(2)], now_s=9).is_slow
 
 
 RESTED = Sorting(is_due=False, many_s=-PATIENCE_S, left=0.25, rests_s=500, came_s={WARM.pid: -1000})
@@ -191,7 +226,7 @@ def test_what_the_kernel_has_sorted_in_a_full_tier_stays() -> None:
     new = replace(WARM, ceiling=5 * HOT)
     sorting = Sorting()
     for now_s in range(10):
-        sorting = sorting.after([new], [new.pid], demotes=True, now_s=now_s)
+        sorting = sorting.after([new], [new.pid], promoted=100, demoted=100, now_s=now_s)
     assert not sorting.is_due
     assert left(sorting, new, 10) == [True]
     few = sorting.after([SORTED], [SORTED.pid], now_s=10)

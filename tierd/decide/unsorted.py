@@ -32,14 +32,14 @@ HOTTEST = 0.1
 """This share of a target's memory counts as hot as the coldest of it."""
 FEW, MANY = 0.03, 0.05
 """Shares of a target's accesses below: the kernel stops sorting at one, and begins at the other."""
-YOUNG_S = 1.0
-"""So old a target has to be: its first samples tell little."""
+YOUNG_S = 2.0
+"""So old a target has to be: the first samples come after a second, and tell little."""
 PATIENCE_S = 10.0
 """For so long many of them have to go below: a hot set that moves is moved by regions first."""
 RESTS_S, RESTS_MOST_S = 30.0, 600.0
 """For so long it rests after a turn that has filled the tier, twice as long after the next one."""
-FULL_S = 3.0
-"""So long the kernel goes on once what it takes up has others make way."""
+DISPLACES = 0.5
+"""The tier is full where for this share of what the kernel takes up as much makes way."""
 WORSE = 0.1
 """By so much more of the accesses below it rests no longer than PATIENCE_S."""
 FIRST_S = 60.0
@@ -55,14 +55,15 @@ _LESS_BITS = 15
 class Sorting:
     """Whether the kernel is to sort, and what that is told from.
 
-    `many_s` is since when many accesses have gone below, `full_s` since when pages have made way
-    in this turn, `came_s` when each target came. `left` is the share that went below when the last
-    turn ended for that, 0 where it ended with few, and `rests_s` how long the kernel rests then.
+    `is_slow` is whether it has not done it by the time that something is known of the targets.
+    `many_s` is since when many accesses have gone below, `came_s` when each target came. `left` is
+    the share that went below when the last turn ended with a full tier, infinite while it is not
+    known, 0 where it ended with few; and `rests_s` how long the kernel rests then.
     """
 
     is_due: bool = True
+    is_slow: bool = False
     many_s: float = math.inf
-    full_s: float = math.inf
     left: float = 0.0
     rests_s: float = RESTS_S
     came_s: Mapping[Pid, float] = field(default_factory=dict)
@@ -72,7 +73,8 @@ class Sorting:
         targets: Sequence[Target],
         watched: Collection[Pid],
         *,
-        demotes: bool = False,
+        promoted: int = 0,
+        demoted: int = 0,
         now_s: float,
     ) -> "Sorting":
         """Returns what becomes of it.
@@ -80,43 +82,42 @@ class Sorting:
         Args:
             targets: those with fresh samples. Where there are none, nothing is known to be sorted.
             watched: all that there are.
-            demotes: whether the kernel has demoted pages since it was last asked.
+            promoted: pages that the kernel has taken up since it was last asked.
+            demoted: those that have made way meanwhile.
             now_s: the instant.
         """
-        known = (self.came_s.keys() | {target.pid for target in targets}) & set(watched)
-        came_s = {pid: self.came_s.get(pid, now_s) for pid in known}
-        share = max(map(below, targets), default=1.0)
-        seen = replace(
-            self,
-            many_s=min(self.many_s, now_s) if share > MANY else math.inf,
-            full_s=min(self.full_s, now_s) if demotes and targets else self.full_s,
-            came_s=came_s,
-        )
-        if now_s - max(came_s.values(), default=-math.inf) < YOUNG_S:
-            return Sorting(many_s=seen.many_s, came_s=came_s)
-        return seen._goes_on(share, now_s) if self.is_due else seen._rests(share, now_s)
+        share = max(map(below, targets), default=math.inf)
+        many_s = min(self.many_s, now_s) if share > MANY else math.inf
+        came_s = {pid: self.came_s.get(pid, now_s) for pid in watched}
+        seen = replace(self, many_s=many_s, came_s=came_s)
+        if came_s.keys() - self.came_s.keys():
+            return Sorting(many_s=many_s, came_s=came_s)
+        if not self.is_due:
+            return seen._rests(share, now_s)
+        is_full = bool(watched) and demoted > DISPLACES * promoted > 0
+        return seen._goes_on(share, now_s, is_full=is_full)
 
-    def _goes_on(self, share: float, now_s: float) -> "Sorting":
-        """Ends a turn with few accesses below, or once pages have made way for a while."""
-        if share <= FEW:
-            return replace(self, is_due=False, left=0.0)
-        if now_s - self.full_s < FULL_S:
-            return self
+    def _goes_on(self, share: float, now_s: float, *, is_full: bool) -> "Sorting":
+        """Ends a turn with few accesses below, or once what rises has others make way."""
+        is_known = share < math.inf and now_s - max(self.came_s.values()) >= YOUNG_S
+        if share <= FEW and is_known:
+            return replace(self, is_due=False, is_slow=False, left=0.0)
+        if not is_full:
+            return replace(self, is_slow=is_known)
         rests_s = min(2 * self.rests_s, RESTS_MOST_S) if self.left else RESTS_S
-        return replace(self, is_due=False, many_s=now_s, left=share, rests_s=rests_s)
+        return replace(self, is_due=False, is_slow=False, many_s=now_s, left=share, rests_s=rests_s)
 
     def _rests(self, share: float, now_s: float) -> "Sorting":
         """Begins a turn when many accesses have gone below for long enough."""
-        left = self.left if share > FEW else 0.0
+        left = (share if math.isinf(self.left) else self.left) if share > FEW else 0.0
         waits_s = self.rests_s if left and share <= left + WORSE else PATIENCE_S
-        is_due = now_s - self.many_s >= waits_s
-        return replace(self, is_due=is_due, left=left, full_s=math.inf)
+        return replace(self, is_due=now_s - self.many_s >= waits_s, left=left)
 
     def leaves(self, target: Target, *, now_s: float) -> Flags:
         """Tells which pieces are left to the kernel, none of a target that is FIRST_S old.
 
         Args:
-            target: one that after() was told of.
+            target: one of those watched, as after() was told.
             now_s: the instant.
         """
         if not (self.is_due or self.left) or now_s - self.came_s[target.pid] >= FIRST_S:
