@@ -37,7 +37,6 @@ class Arbiter:
         moves: bool,
         rests: bool = False,
         sorts: bool = True,
-        hurries: bool = False,
         budget_mbps: float = math.inf,
     ) -> bool:
         """Returns whether tierd may move pages now.
@@ -47,7 +46,6 @@ class Arbiter:
             moves: whether tierd is to move any. While it isn't, the machine is left as it is.
             rests: whether it moves none for a while, in which the kernel isn't asked to either.
             sorts: whether there is anything that the kernel is to promote, beside tierd.
-            hurries: whether it is to look as often as it can meanwhile.
             budget_mbps: the most that the kernel promotes in a second where it is asked to, in MiB.
 
         Raises:
@@ -60,8 +58,7 @@ class Arbiter:
         if moves and wanted is Rival.TAKE_OVER:
             self._turn_off()
         elif self.cooperates:
-            limit_mbps = math.ceil(min(budget_mbps, numa_balancing.MOST_MBPS))
-            self._turn_on(limit_mbps, sorts=sorts, hurries=hurries)
+            self._turn_on(math.ceil(min(budget_mbps, numa_balancing.MOST_MBPS)), sorts=sorts)
         else:
             self.held.let_go(OWNER)
         mode = numa_balancing.read_mode(self.held.root)
@@ -85,7 +82,7 @@ class Arbiter:
         if mode is not None and self.held.hold(OWNER, {numa_balancing.PATH: numa_balancing.OFF}):
             log.info("%s; it is off until tierd ends", _says(mode))
 
-    def _turn_on(self, limit_mbps: int, *, sorts: bool, hurries: bool) -> None:
+    def _turn_on(self, limit_mbps: int, *, sorts: bool) -> None:
         """Has the kernel promote single pages, and demote for them, or only demote."""
         mode, limit = self._otherwise(numa_balancing.PATH), self._otherwise(numa_balancing.LIMIT)
         demotes = text.read(self.held.root / numa_balancing.DEMOTES)
@@ -93,10 +90,10 @@ class Arbiter:
             raise UnsupportedKernel("this kernel places no pages by itself", hint=LEAVE_OUT)
         wanted = {numa_balancing.DEMOTES: numa_balancing.YES}
         if sorts:
-            wanted |= self._often() if hurries else {}
+            wanted |= self._often()
             wanted[numa_balancing.LIMIT] = str(min(limit, limit_mbps))
             wanted[numa_balancing.PATH] = str(mode | numa_balancing.PROMOTES)
-        if self.held.hold(OWNER, wanted) and sorts and not hurries:
+        if self.held.hold(OWNER, wanted) and sorts:
             log.info("the kernel promotes single pages where it matters, and demotes")
 
     def _often(self) -> dict[str, str]:

@@ -31,7 +31,6 @@ from tierd.config.show import Difference, as_dict, differences
 from tierd.cxl_errors import CxlErrors
 from tierd.daemon import Daemon
 from tierd.decide.steps import HEADROOM_LOW
-from tierd.decide.unsorted import Sorting
 from tierd.discover import hotplug
 from tierd.discover.hotplug import Hotplug
 from tierd.discover.targets import Finder, check_targets
@@ -310,8 +309,8 @@ class Service:
             self.daemon.cache.hold(self.settings.migrate.demote_cache and moves)
 
     def _may_move(self, settings: Config) -> bool:
-        sorting = self.daemon.sorting
-        may_move = _may_move(self.arbiter, settings, rests=self._rests(), sorting=sorting)
+        sorts = self.daemon.sorting.is_due
+        may_move = _may_move(self.arbiter, settings, rests=self._rests(), sorts=sorts)
         self.daemon.sorted_by_kernel = self.arbiter.cooperates
         return may_move
 
@@ -400,7 +399,7 @@ def _set_up(
     cache = stack.enter_context(Cache(held))  # waits for the kernel before all is put back
     if settings.migrate.demote_cache:
         cache.require(topology)
-    may_move = _may_move(arbiter, settings, sorting=Sorting())
+    may_move = _may_move(arbiter, settings)
     schemes = KernelSchemes(Admin()) if settings.migrate.engine is Engine.DAMOS else None
     if schemes is not None:
         require_fit(topology)
@@ -470,13 +469,14 @@ def _set_up(
     return service
 
 
-def _may_move(arbiter: Arbiter, settings: Config, *, sorting: Sorting, rests: bool = False) -> bool:
+def _may_move(
+    arbiter: Arbiter, settings: Config, *, rests: bool = False, sorts: bool = True
+) -> bool:
     return arbiter.may_move(
         settings.conflicts.numa_balancing,
         moves=settings.policy.mode.moves,
         rests=rests,
-        sorts=sorting.is_due,
-        hurries=sorting.is_slow,
+        sorts=sorts,
         budget_mbps=settings.migrate.budget_mbps,
     )
 

@@ -166,7 +166,6 @@ class Undisputed:
     note = None
     rests = False
     sorts = True
-    hurries = False
 
     def may_move(
         self,
@@ -175,10 +174,9 @@ class Undisputed:
         moves: bool,
         rests: bool = False,
         sorts: bool = True,
-        hurries: bool = False,
         budget_mbps: float = 0,
     ) -> bool:
-        self.rests, self.sorts, self.hurries = rests, sorts, hurries
+        self.rests, self.sorts = rests, sorts
         return moves
 
     @property

@@ -214,18 +214,12 @@ def longest_look(root: Path) -> Path:
     return longest
 
 
-def test_the_kernel_looks_often_while_it_is_to_hurry(
+def test_the_kernel_looks_often_while_it_sorts(
     root: Path, arbiter: Arbiter, journal: Journal, longest_look: Path
 ) -> None:
     write(root, "0")
-    for sorts, hurries, milliseconds in (
-        (True, False, "60000"),
-        (True, True, "1000"),
-        (False, False, "60000"),
-        (True, True, "1000"),
-        (True, False, "60000"),
-    ):
-        arbiter.may_move(Rival.COOPERATE, moves=True, sorts=sorts, hurries=hurries)
+    for sorts, milliseconds in ((True, "1000"), (False, "60000"), (True, "1000")):
+        arbiter.may_move(Rival.COOPERATE, moves=True, sorts=sorts)
         assert mode(root) == ("2" if sorts else "0")
         assert longest_look.read_text().strip() == milliseconds
     list(journal.undo())
@@ -242,7 +236,7 @@ def test_it_looks_as_it_does_where_debugfs_is_locked(
 
     monkeypatch.setattr(text, "read", refuse)
     write(root, "0")
-    assert arbiter.may_move(Rival.COOPERATE, moves=True, hurries=True)
+    assert arbiter.may_move(Rival.COOPERATE, moves=True)
     assert mode(root) == "2"
     assert longest_look.read_text().strip() == "60000"
 

@@ -174,18 +174,6 @@ def test_a_full_tier_ends_a_turn_before_anything_is_known_of_the_targets() -> No
     assert known.left == pytest.approx(below(WARM))
 
 
-def test_it_is_slow_where_something_is_known_and_it_goes_on() -> None:
-    pid, young = WARM.pid, Sorting().after([], [WARM.pid], now_s=0)
-    assert not young.after([WARM], [pid], now_s=YOUNG_S - 1).is_slow
-    assert not young.after([], [pid], now_s=YOUNG_S).is_slow
-    slow = young.after([WARM], [pid], now_s=YOUNG_S)
-    assert slow.is_due
-    assert slow.is_slow
-    assert not slow.after([SORTED], [pid], now_s=9).is_slow
-    assert not slow.after([WARM], [pid], promoted=1, demoted=1, now_s=9).is_slow
-    assert not slow.after([WARM], [pid, Pid(2)], now_s=9).is_slow
-
-
 RESTED = Sorting(is_due=False, many_s=-PATIENCE_S, left=0.25, rests_s=500, came_s={WARM.pid: -1000})
 """At 0 s, in a tier that many turns have filled."""
 

@@ -55,14 +55,12 @@ _LESS_BITS = 15
 class Sorting:
     """Whether the kernel is to sort, and what that is told from.
 
-    `is_slow` is whether it has not done it by the time that something is known of the targets.
     `many_s` is since when many accesses have gone below, `came_s` when each target came. `left` is
     the share that went below when the last turn ended with a full tier, infinite while it is not
     known, 0 where it ended with few; and `rests_s` how long the kernel rests then.
     """
 
     is_due: bool = True
-    is_slow: bool = False
     many_s: float = math.inf
     left: float = 0.0
     rests_s: float = RESTS_S
@@ -101,11 +99,11 @@ class Sorting:
         """Ends a turn with few accesses below, or once what rises has others make way."""
         is_known = share < math.inf and now_s - max(self.came_s.values()) >= YOUNG_S
         if share <= FEW and is_known:
-            return replace(self, is_due=False, is_slow=False, left=0.0)
+            return replace(self, is_due=False, left=0.0)
         if not is_full:
-            return replace(self, is_slow=is_known)
+            return self
         rests_s = min(2 * self.rests_s, RESTS_MOST_S) if self.left else RESTS_S
-        return replace(self, is_due=False, is_slow=False, many_s=now_s, left=share, rests_s=rests_s)
+        return replace(self, is_due=False, many_s=now_s, left=share, rests_s=rests_s)
 
     def _rests(self, share: float, now_s: float) -> "Sorting":
         """Begins a turn when many accesses have gone below for long enough."""
