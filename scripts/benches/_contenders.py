@@ -28,8 +28,8 @@ demote_cache = {makes_way}
 latency_gap_ns = 4000.0
 room_horizon_s = 600.0
 """ + "".join(f'[[target]]\ncgroup = "/{group}"\n' for group in PLACED)
-"""An emulated CPU makes a twentieth of the accesses, and moves take six times as long. With such a
-gap 0.4 accesses of a page in a second pay its move back, where by default it takes 2.7."""
+"""An emulated CPU makes a twentieth of the accesses, and moves take three times as long. With such
+a gap 0.16 accesses of a page in a second pay its move back, where by default it takes 2.7."""
 
 BALANCING = "/proc/sys/kernel/numa_balancing"
 
