@@ -36,8 +36,10 @@ YOUNG_S = 2.0
 """So old a target has to be: the first samples come after a second, and tell little."""
 PATIENCE_S = 10.0
 """For so long many of them have to go below: a hot set that moves is moved by regions first."""
-RESTS_S, RESTS_MOST_S = 30.0, 600.0
-"""For so long it rests after a turn that has filled the tier, twice as long after the next one."""
+RESTS_S, RESTS_MOST_S = 240.0, 600.0
+"""For so long it rests after a turn that has filled the tier, twice as long after the next one.
+
+A turn has cost programs two seconds of their accesses, which is to be less than 1 % of the time."""
 DISPLACES = 0.5
 """The tier is full where for this share of what the kernel takes up as much makes way."""
 WORSE = 0.1
