@@ -100,7 +100,7 @@ def all_tried(cells: Sequence[tuple[Load, Contender]], seconds: int) -> Iterator
     left, failed = list(cells), None
     while left:
         try:
-            with boot(slow_node(), Kernel.LATEST) as guest:
+            with boot(slow_node(by_words=True), Kernel.LATEST) as guest:
                 count_moves(guest)
                 while left:
                     yield tried(guest, *left[0], seconds)

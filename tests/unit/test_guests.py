@@ -42,7 +42,7 @@ def values(arguments: list[str], option: str) -> list[str]:
 def test_one_cxl_device() -> None:
     arguments = topology.cxl(512).arguments()
     assert values(arguments, "-machine") == ["q35,cxl=on,hmat=on"]
-    assert values(arguments, "-cpu") == [f"{topology.CPU},hypervisor=off"]
+    assert values(arguments, "-cpu") == ["max,hypervisor=off"]
     assert values(arguments, "-object") == ["memory-backend-ram,id=vmem0,size=512M"]
     assert values(arguments, "-M") == ["cxl-fmw.0.targets.0=cxl.0,cxl-fmw.0.size=4G"]
     assert [device.split(",")[0] for device in values(arguments, "-device")] == [

@@ -17,10 +17,6 @@ from enum import StrEnum
 MIN_REGION_MIB = 256
 """CXL regions, and the capacity of a device, come in multiples of 256 MiB."""
 
-CPU = "max,-erms,-fsrm"
-"""One on which the kernel clears and copies by words: TCG does it byte by byte where it is told to
-(`rep stosb`), each a call where code once lay (docs/decisions/0048)."""
-
 NEAR_NS, NEAR_BANDWIDTH, FAR_BANDWIDTH = 90, "40G", "10G"
 """What HMAT tells of the first node, and of the way to others."""
 
@@ -57,7 +53,9 @@ class Topology:
     there is all for the others but themselves. With `hmat` a numa guest's firmware tells how fast
     each node is, and the kernel puts the second one into a lower memory tier. With `latencies_ns`
     (and `bandwidths` as QEMU takes them) a cxl guest's firmware tells how fast the way to each
-    device is, in the devices' order; what is behind it they tell themselves.
+    device is, in the devices' order; what is behind it they tell themselves. With `by_words` the
+    kernel of a slow-node guest clears and copies pages by words, and not by bytes as TCG does where
+    a CPU is told to be quick at that (docs/decisions/0048).
     """
 
     kind: Kind
@@ -71,6 +69,7 @@ class Topology:
     hmat: bool = False
     latencies_ns: tuple[int, ...] = ()
     bandwidths: tuple[str, ...] = ()
+    by_words: bool = False
 
     def __post_init__(self) -> None:
         wanted = {Kind.CXL: (1, 2), Kind.FLAT: (0,)}.get(self.kind, (1,))
@@ -173,9 +172,11 @@ def cxl(
     )
 
 
-def slow_node(*, memory_mib: int = 1024, slow_mib: int = 1024) -> Topology:
+def slow_node(*, memory_mib: int = 1024, slow_mib: int = 1024, by_words: bool = False) -> Topology:
     """A guest whose NVDIMM is a lower tier at RAM speed."""
-    return Topology(kind=Kind.SLOW_NODE, memory_mib=memory_mib, slow_mib=(slow_mib,))
+    return Topology(
+        kind=Kind.SLOW_NODE, memory_mib=memory_mib, slow_mib=(slow_mib,), by_words=by_words
+    )
 
 
 def numa(*, memory_mib: int = 1024, slow_mib: int = 1024, hmat: bool = False) -> Topology:
@@ -192,7 +193,7 @@ def _cxl(topology: Topology) -> list[str]:
     arguments = ["-machine", "q35,cxl=on,hmat=on"]
     # With CPUID's hypervisor bit set, x86 refuses to flush caches by range, and committing a
     # region fails with ENXIO (drivers/cxl/core/region.c: cxl_region_invalidate_memregion).
-    arguments += ["-cpu", f"{CPU},hypervisor=off"]
+    arguments += ["-cpu", "max,hypervisor=off"]
     arguments += ["-m", f"{topology.memory_mib}M,maxmem=16G,slots=8"]
     for index in range(len(topology.slow_mib)):
         arguments += _cxl_port(index)
@@ -259,7 +260,7 @@ def _slow_node(topology: Topology) -> list[str]:
     (slow_mib,) = topology.slow_mib
     return [
         *("-machine", "q35,nvdimm=on"),
-        *("-cpu", CPU),
+        *("-cpu", "max,-erms,-fsrm" if topology.by_words else "max"),
         *("-m", f"{topology.memory_mib}M,slots=4,maxmem=16G"),
         *_first_node(topology),
         *("-numa", "node,nodeid=1"),
@@ -272,7 +273,7 @@ def _numa(topology: Topology) -> list[str]:
     (slow_mib,) = topology.slow_mib
     return [
         *("-machine", "q35,hmat=on" if topology.hmat else "q35"),
-        *("-cpu", CPU),
+        *("-cpu", "max"),
         *("-m", f"{topology.memory_mib + slow_mib}M"),
         *_first_node(topology),
         *("-object", f"memory-backend-ram,id=slow,size={slow_mib}M"),
@@ -300,4 +301,4 @@ def _first_node(topology: Topology) -> list[str]:
 
 
 def _flat(topology: Topology) -> list[str]:
-    return ["-machine", "q35", "-cpu", CPU, "-m", f"{topology.memory_mib}M"]
+    return ["-machine", "q35", "-cpu", "max", "-m", f"{topology.memory_mib}M"]
