@@ -26,8 +26,7 @@ def report(*moves: tuple[int, int, int]) -> Report:
     for row, (destination, moved, refused) in enumerate(moves):
         made["destination"][row] = destination
         pages[row, Outcome.MOVED], pages[row, Outcome.NO_ROOM] = moved, refused
-    plan = Plan(moves=made, pids=(), kept={}, kept_codes=np.zeros(0, np.uint8))
-    return Report(plan=plan, pages=pages, reached=made["end"], busy_ns=0)
+    return Report(plan=Plan(moves=made, pids=()), pages=pages, reached=made["end"], busy_ns=0)
 
 
 def aside(awaited: Awaited, now_s: float) -> list[int]:

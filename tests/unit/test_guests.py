@@ -96,6 +96,11 @@ def test_hmat_tells_the_way_to_each_cxl_device() -> None:
         topology.cxl(256, 256, latencies_ns=(100, 500), bandwidths=("10G",))
 
 
+def test_a_slow_nodes_kernel_clears_pages_by_words_where_it_is_to() -> None:
+    for by_words, cpu in ((False, "max"), (True, "max,-erms,-fsrm")):
+        assert values(topology.slow_node(by_words=by_words).arguments(), "-cpu") == [cpu]
+
+
 def test_slow_node_is_an_nvdimm_of_node_1() -> None:
     arguments = topology.slow_node(memory_mib=1024, slow_mib=768).arguments()
     assert values(arguments, "-object") == [

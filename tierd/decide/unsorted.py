@@ -41,7 +41,7 @@ RESTS_S, RESTS_MOST_S = 240.0, 600.0
 
 A turn has cost programs two seconds of their accesses, which is to be less than 1 % of the time."""
 DISPLACES = 0.5
-"""The tier is full where for this share of what the kernel takes up as much makes way."""
+"""The tier is full where more than this share of what the kernel takes up displaces others."""
 WORSE = 0.1
 """By so much more of the accesses below it rests no longer than PATIENCE_S."""
 FIRST_S = 60.0
@@ -109,7 +109,9 @@ class Sorting:
 
     def _rests(self, share: float, now_s: float) -> "Sorting":
         """Begins a turn when many accesses have gone below for long enough."""
-        left = (share if math.isinf(self.left) else self.left) if share > FEW else 0.0
+        left = share if math.isinf(self.left) else self.left
+        if share <= FEW:
+            left = 0.0
         waits_s = self.rests_s if left and share <= left + WORSE else PATIENCE_S
         return replace(self, is_due=now_s - self.many_s >= waits_s, left=left)
 
