@@ -218,6 +218,9 @@ class Daemon:
         counted = self.awaited.counted(rooms, now_s=begin_s)
         made = self._decide(targets, counted, begin_s)
         self._move(made, begin_s)
+        if self.sorted_by_kernel:
+            placed = (self.watched[target.pid].pieces for target in targets)
+            self.sorting = self.sorting.once_moved(placed, now_s=begin_s)
         self._zoom(targets, begin_s)
         planned_bytes = int(made.moves["bytes"].sum())
         self._make_room(made.lacks, planned_bytes, begin_s)

@@ -423,6 +423,18 @@ def test_the_kernel_sorts_until_the_tier_is_full(machine: Machine, demotes: bool
     assert daemon.sorting.is_due is not demotes
 
 
+def test_the_kernel_rests_once_regions_are_where_they_belong(machine: Machine) -> None:
+    """With the round in which most of them arrive, and not with the one after it."""
+    machine.start(HOT, Memory(SPAN))
+    daemon = machine.daemon(FakeSampler(half_hot(60), machine), budget(8))
+    daemon.sorted_by_kernel, before = True, 0.0
+    while daemon.sorting.is_due:
+        before = machine.memory[HOT].share(HALF_HOT, DRAM)
+        machine.rounds(daemon, 1)
+    assert before < 0.8
+    assert machine.memory[HOT].share(HALF_HOT, DRAM) > 0.9
+
+
 def test_while_tasks_wait_for_memory_nothing_is_moved_up(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:

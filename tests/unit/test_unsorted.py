@@ -61,25 +61,25 @@ def seen(*targets: Target, watched: Collection[Pid] = (Pid(1),)) -> Sorting:
 def test_of_a_mixture_the_hottest_pages_are_above(
     places: list[tuple[int, int, float, Sequence[float]]], share: float
 ) -> None:
-    assert below(target(*places)) == pytest.approx(share)
+    assert below(target(*places).pieces) == pytest.approx(share)
 
 
 def test_what_may_be_anywhere_counts_as_below() -> None:
     one = target((0, 100, HOT, [1]), (100, 100, HOT, []), (200, 100, HOT, []))
     one.pieces["probed_s"][1] = -np.inf
-    assert below(one) == pytest.approx(0.5), "the third is known to be nowhere"
+    assert below(one.pieces) == pytest.approx(0.5), "the third is known to be nowhere"
 
 
 def test_what_is_accessed_all_the_time_hides_nothing() -> None:
     """A program's code and tables beside its data, of which a fifth is in fast memory."""
     code = (0, 50, 1e4 * HOT, [1])
     data = [(50, 190, HOT, [1]), (240, 760, HOT, [0, 1])]
-    assert below(target(code, *data)) == pytest.approx(0.76)
+    assert below(target(code, *data).pieces) == pytest.approx(0.76)
 
 
 @given(PLACES)
 def test_it_is_a_share(places: list[tuple[int, float, int]]) -> None:
-    share = below(Target(pid=Pid(1), pieces=on_three_tiers(places), ceiling=np.inf))
+    share = below(on_three_tiers(places))
     assert 0 <= share <= 1 + 1e-9
 
 
@@ -113,6 +113,16 @@ def test_first_samples_end_nothing() -> None:
     assert told == [True] * young + [False]
     beside = [SORTED, target((0, 100, HOT, [1]), pid=2)]
     assert rounds(beside, seen(SORTED), begin_s=1, until_s=2 + young) == [True] * young + [False]
+
+
+def test_it_ends_with_what_was_moved_since() -> None:
+    due, at_rest = seen(UNSORTED), seen(SORTED)
+    assert not due.once_moved([SORTED.pieces], now_s=0).is_due
+    assert due.once_moved([SORTED.pieces, UNSORTED.pieces], now_s=0).is_due
+    assert due.once_moved([], now_s=0).is_due
+    assert at_rest.once_moved([UNSORTED.pieces], now_s=0) is at_rest
+    new = Sorting().after([UNSORTED], [Pid(1)], now_s=0)
+    assert new.once_moved([SORTED.pieces], now_s=0).is_due, "the first samples end nothing"
 
 
 def test_a_new_target_is_sorted_at_once() -> None:
@@ -179,7 +189,7 @@ def test_a_full_tier_ends_a_turn_before_anything_is_known_of_the_targets() -> No
     assert not full.is_due
     assert not any(rounds([WARM], full, begin_s=2, until_s=int(RESTS_S)))
     known = full.after([], [WARM.pid], now_s=2).after([WARM], [WARM.pid], now_s=3)
-    assert known.left == pytest.approx(below(WARM))
+    assert known.left == pytest.approx(below(WARM.pieces))
 
 
 RESTED = Sorting(is_due=False, many_s=-PATIENCE_S, left=0.25, rests_s=500, came_s={WARM.pid: -1000})

@@ -19,7 +19,7 @@ have few of them is left to the kernel at first.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -86,7 +86,7 @@ class Sorting:
             demoted: those that have made way meanwhile.
             now_s: the instant.
         """
-        share = max(map(below, targets), default=math.inf)
+        share = _most_below(target.pieces for target in targets)
         many_s = min(self.many_s, now_s) if share > MANY else math.inf
         came_s = {pid: self.came_s.get(pid, now_s) for pid in watched}
         seen = replace(self, many_s=many_s, came_s=came_s)
@@ -96,6 +96,19 @@ class Sorting:
             return seen._rests(share, now_s)
         is_full = bool(watched) and demoted > DISPLACES * promoted > 0
         return seen._goes_on(share, now_s, is_full=is_full)
+
+    def once_moved(self, placed: Iterable[NDArray[np.void]], *, now_s: float) -> "Sorting":
+        """Returns what becomes of it once regions were moved.
+
+        A turn ends with that: the kernel's next look would find little but lukewarm pages.
+
+        Args:
+            placed: the pieces of each of the same targets as they lie now.
+            now_s: the instant that after() was told.
+        """
+        if not self.is_due:
+            return self
+        return self._goes_on(_most_below(placed), now_s, is_full=False)
 
     def _goes_on(self, share: float, now_s: float, *, is_full: bool) -> "Sorting":
         """Ends a turn with few accesses below, or once what rises has others make way."""
@@ -127,14 +140,18 @@ class Sorting:
         return is_unsure(target.pieces, NEAR_CEILING * target.ceiling)
 
 
-def below(target: Target) -> float:
+def _most_below(each: Iterable[NDArray[np.void]]) -> float:
+    """Returns the most that go below of any target, infinite where there is none."""
+    return max(map(below, each), default=math.inf)
+
+
+def below(pieces: NDArray[np.void]) -> float:
     """Returns the share of a target's accesses that go below the fastest tier now, 0 to 1.
 
     Those count among them of which it is not known where they go. Of a piece on several tiers the
     hottest pages are taken to be in the fastest, as steps.times_the_mean() has it: with the share
     `f` there, `(1 - f)^2` of its accesses go below.
     """
-    pieces = target.pieces
     is_known = np.isfinite(pieces["probed_s"])
     present = np.where(is_known, pieces["resident"].sum(axis=1, dtype=np.float64), 1.0)
     size = (pieces["end"] - pieces["start"]) * present
