@@ -40,7 +40,7 @@ Programs = Callable[[Guest, int, ExitStack], list[Hotset]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Programs, and what fast memory there is for them, tierd's headroom of 20 MiB among that."""
+    """Programs, and what fast memory there is for them, tierd's headroom of 5 MiB among that."""
 
     name: str
     told: str
