@@ -91,11 +91,11 @@ def by_contender(load: Load, runs: Iterable[Run]) -> Mapping[str, list[Run]]:
 def all_tried(cells: Sequence[tuple[Load, Contender]], seconds: int) -> Iterator[Run]:
     """Runs them one after the other, in a new guest from where something has failed on.
 
-    What another contender has spoilt is left out, as when the guest lacks memory by it.
+    One that fails twice under another contender is left out, as where the guest lacks memory by it.
 
     Raises:
         EmulatorFault: the emulator failed with the same one twice (docs/decisions/0033).
-        CommandFailed: a command did, under one of ours.
+        CommandFailed: a command or a program did, under one of ours.
     """
     left, failed = list(cells), None
     while left:
@@ -106,16 +106,17 @@ def all_tried(cells: Sequence[tuple[Load, Contender]], seconds: int) -> Iterator
                     yield tried(guest, *left[0], seconds)
                     left.pop(0)
                     failed = None
-        except EmulatorFault as fault:
-            if failed == left[0]:
+        except (EmulatorFault, CommandFailed) as error:
+            has_failed = isinstance(error, CommandFailed)
+            if has_failed and left[0][1].is_ours:
                 raise
-            failed = left[0]
-            tell(*failed, f"{fault}: again, in another guest")
-        except CommandFailed as error:
-            load, contender = left.pop(0)
-            if contender.is_ours:
+            if failed != left[0]:
+                failed = left[0]
+                tell(*failed, f"{error}: again, in another guest")
+            elif has_failed:
+                tell(*left.pop(0), f"{error}: it is left out")
+            else:
                 raise
-            tell(load, contender, f"{error}: it is left out")
 
 
 def tell(load: Load, contender: Contender, what: str) -> None:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from guests import topology
 from guests.boot import boot
-from guests.errors import CommandFailed, CommandTimeout, GuestLost, GuestPanic
+from guests.errors import CommandEnded, CommandFailed, CommandTimeout, GuestLost, GuestPanic
 from guests.guest import REPOSITORY, Guest
 from guests.topology import Emulator
 from guests.workloads import build, hotset
@@ -190,7 +190,7 @@ def test_commands_run_at_once(guest: Guest) -> None:
 
 @pytest.mark.guest(topology.flat())
 def test_end_without_a_line_is_told(guest: Guest) -> None:
-    with pytest.raises(EOFError):
+    with pytest.raises(CommandEnded, match=r"^true ended with 0$"):
         guest.start(["true"]).readline()
 
 

@@ -35,6 +35,10 @@ class CommandFailed(GuestError):
     """A command that had to succeed in the guest did not."""
 
 
+class CommandEnded(CommandFailed):
+    """A command ended that had more to say."""
+
+
 class CommandTimeout(CommandFailed):
     """A command took longer than it was given, in a guest that is otherwise well."""
 

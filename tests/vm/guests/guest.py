@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from guests.channel import Channel, ChannelClosed, Conversation, Message, decode, encode
-from guests.errors import CommandFailed, CommandTimeout, GuestLost, panicked
+from guests.errors import CommandEnded, CommandFailed, CommandTimeout, GuestLost, panicked
 from guests.qmp import Message as QmpMessage
 from guests.qmp import Monitor, MonitorClosed
 from guests.topology import Topology
@@ -90,7 +90,7 @@ class Process:
         """The next line of stdout without its end.
 
         Raises:
-            EOFError: the command ended without another line.
+            CommandEnded: the command ended without another line.
             CommandTimeout: no line came in `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
@@ -100,7 +100,8 @@ class Process:
                 self._lines_read += 1
                 return lines[self._lines_read - 1].decode(errors="replace")
             if self.rc is not None:
-                raise EOFError(f"{shlex.join(self._argv)} ended with {self.rc}: {self.stderr}")
+                what = f"{shlex.join(self._argv)} ended with {self.rc}"
+                raise CommandEnded(f"{what}: {self.stderr}" if self.stderr else what)
             self._advance(deadline, f"no line in {timeout} s")
 
     def wait(self, timeout: float = 60) -> Completed:
