@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """When the kernel has something to sort."""
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -108,7 +109,7 @@ def test_between_few_and_many_it_stays_as_it_is() -> None:
 
 def test_first_samples_end_nothing() -> None:
     """What was looked at by then may be code alone, all of it in fast memory."""
-    young = int(YOUNG_S)
+    young = math.ceil(YOUNG_S)
     told = rounds([SORTED], Sorting(), begin_s=3, until_s=3 + young + 1)
     assert told == [True] * young + [False]
     beside = [SORTED, target((0, 100, HOT, [1]), pid=2)]

@@ -32,8 +32,9 @@ HOTTEST = 0.1
 """This share of a target's memory counts as hot as the coldest of it."""
 FEW, MANY = 0.03, 0.05
 """Shares of a target's accesses below: the kernel stops sorting at one, and begins at the other."""
-YOUNG_S = 2.0
-"""So old a target has to be: the first samples come after a second, and tell little."""
+YOUNG_S = 1.5
+"""So old a target has to be: the first samples come after a second, and tell little, the next ones
+after another, or a little less."""
 PATIENCE_S = 10.0
 """For so long many of them have to go below: a hot set that moves is moved by regions first."""
 RESTS_S, RESTS_MOST_S = 240.0, 600.0
