@@ -218,7 +218,7 @@ class Daemon:
         counted = self.awaited.counted(rooms, now_s=begin_s)
         made = self._decide(targets, counted, begin_s)
         self._move(made, begin_s)
-        if self.sorted_by_kernel:
+        if self.sorted_by_kernel and self.moved_lately:
             placed = (self.watched[target.pid].pieces for target in targets)
             self.sorting = self.sorting.once_moved(placed, now_s=begin_s)
         self._zoom(targets, begin_s)
