@@ -107,16 +107,16 @@ def all_tried(cells: Sequence[tuple[Load, Contender]], seconds: int) -> Iterator
                     left.pop(0)
                     failed = None
         except (EmulatorFault, CommandFailed) as error:
-            has_failed = isinstance(error, CommandFailed)
-            if has_failed and left[0][1].is_ours:
+            is_emulators = isinstance(error, EmulatorFault)
+            if not is_emulators and left[0][1].is_ours:
                 raise
             if failed != left[0]:
                 failed = left[0]
                 tell(*failed, f"{error}: again, in another guest")
-            elif has_failed:
-                tell(*left.pop(0), f"{error}: it is left out")
-            else:
+            elif is_emulators:
                 raise
+            else:
+                tell(*left.pop(0), f"{error}: it is left out")
 
 
 def tell(load: Load, contender: Contender, what: str) -> None:
