@@ -5,8 +5,9 @@
  *
  *   cpu_speed FILE
  *
- * Twenty times a second it takes some thousand steps, in a table of four pages, and counts the CPU
- * time that they took. FILE has both sums since the start, in a line of fixed length:
+ * Some twenty times a second it takes a hundred thousand steps, in a table of four pages, and counts
+ * the CPU time that they took: a twentieth of an emulated CPU's. FILE has both sums since the start,
+ * in a line of fixed length:
  *
  *   00000000000001230000 00000000000012345678
  *   steps                ns
@@ -24,7 +25,7 @@
 #include <unistd.h>
 
 #define TABLE_BYTES (16 << 10)
-#define STEPS 10000
+#define STEPS 100000
 #define PAUSE_US 50000
 #define LINE_BYTES 42
 
