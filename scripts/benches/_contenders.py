@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who places a program's pages in the shootout: nobody, the kernel, DAMON by damo, or tierd.
 
-Tierd by itself, beside the kernel's balancing, and with its policy in DAMON's hands.
+Tierd by itself, beside the kernel's balancing, and with its policy in DAMON's hands. For all of
+them the kernel may demote, where the fast node lacks memory.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from guests.damon import KDAMONDS, damon_stat
 from guests.guest import Guest
-from guests.tiering import DEMOTION, tierd, tunables
+from guests.tiering import tierd, tunables
 
 from benches._loads import PLACED
 
@@ -65,17 +66,13 @@ class Contender:
 
 @contextmanager
 def by_kernel(guest: Guest) -> Iterator[None]:
-    with tunables(guest, {BALANCING: "2", DEMOTION: "true"}), damon_stat(guest, "N"):
+    with tunables(guest, {BALANCING: "2"}), damon_stat(guest, "N"):
         yield
 
 
 @contextmanager
 def by_damo(guest: Guest) -> Iterator[None]:
-    """With demotion by the kernel too.
-
-    DAMON fills the fast node, and without swap the kernel would kill for what it needs there.
-    """
-    with tunables(guest, {BALANCING: "0", DEMOTION: "true"}), damon_stat(guest, "N"):
+    with tunables(guest, {BALANCING: "0"}), damon_stat(guest, "N"):
         guest.run(["damo", "start", *DAMO.split()], timeout=300)
         try:
             wait_until_tuned(guest)

@@ -28,6 +28,7 @@ from guests.boot import boot
 from guests.errors import CommandFailed, EmulatorFault
 from guests.guest import REPOSITORY, Guest
 from guests.kernels import Kernel
+from guests.tiering import DEMOTION, tunables
 from guests.tiering import FOLDER as GUEST_FOLDER
 from guests.topology import slow_node
 from guests.workloads import Hotset, Sample
@@ -124,12 +125,17 @@ def tell(load: Load, contender: Contender, what: str) -> None:
 
 
 def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
-    """Runs a load for so many seconds of its own time."""
+    """Runs a load for so many seconds of its own time.
+
+    The kernel may demote all the while, whoever is at work. Without swap, and with a slow node that
+    is movable alone, it would kill for what it needs in a fast node that is full to the brim.
+    """
     node = guest.facts.fast[0] if contender.has_all_fast else guest.facts.slow[0]
     groups = [f"/sys/fs/cgroup/{group}" for group in (LOAD, *PLACED, GROUP)]
     guest.run(["mkdir", "-p", GUEST_FOLDER, *groups])
     guest.run(["sh", "-c", "sync; echo 3 > /proc/sys/vm/drop_caches"])
     with ExitStack() as stack:
+        stack.enter_context(tunables(guest, {DEMOTION: "true"}))
         with contender.placing(guest):
             if not contender.has_all_fast:
                 stack.enter_context(leaving(guest, load.free_mib))
