@@ -65,6 +65,12 @@ class Contender:
 
 
 @contextmanager
+def by_nobody(guest: Guest) -> Iterator[None]:
+    with tunables(guest, {BALANCING: "0"}), damon_stat(guest, "N"):
+        yield
+
+
+@contextmanager
 def by_kernel(guest: Guest) -> Iterator[None]:
     with tunables(guest, {BALANCING: "2"}), damon_stat(guest, "N"):
         yield
@@ -72,7 +78,7 @@ def by_kernel(guest: Guest) -> Iterator[None]:
 
 @contextmanager
 def by_damo(guest: Guest) -> Iterator[None]:
-    with tunables(guest, {BALANCING: "0"}), damon_stat(guest, "N"):
+    with by_nobody(guest):
         guest.run(["damo", "start", *DAMO.split()], timeout=300)
         try:
             wait_until_tuned(guest)
@@ -116,12 +122,6 @@ def by_tierd(
             yield
 
     return placing
-
-
-@contextmanager
-def by_nobody(guest: Guest) -> Iterator[None]:
-    with tunables(guest, {BALANCING: "0"}), damon_stat(guest, "N"):
-        yield
 
 
 CONTENDERS = (
