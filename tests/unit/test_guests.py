@@ -99,6 +99,8 @@ def test_hmat_tells_the_way_to_each_cxl_device() -> None:
 def test_a_slow_nodes_kernel_clears_pages_by_words_where_it_is_to() -> None:
     for by_words, cpu in ((False, "max"), (True, "max,-erms,-fsrm")):
         assert values(topology.slow_node(by_words=by_words).arguments(), "-cpu") == [cpu]
+    with pytest.raises(ValueError, match="a cxl guest's kernel clears pages by bytes"):
+        dataclasses.replace(topology.cxl(256), by_words=True)
 
 
 def test_slow_node_is_an_nvdimm_of_node_1() -> None:

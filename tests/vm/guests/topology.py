@@ -79,6 +79,8 @@ class Topology:
             raise ValueError(f"CXL devices come in multiples of {MIN_REGION_MIB} MiB")
         if self.hmat and self.kind is not Kind.NUMA:
             raise ValueError(f"a {self.kind} guest has no HMAT")
+        if self.by_words and self.kind is not Kind.SLOW_NODE:
+            raise ValueError(f"a {self.kind} guest's kernel clears pages by bytes")
         if self.plugged is not None and self.kind is not Kind.CXL:
             raise ValueError(f"a {self.kind} guest has all of its memory from the start")
         if not 0 <= self.present <= len(self.slow_mib):
@@ -106,6 +108,8 @@ class Topology:
             parts.append("balancing")
         if self.hmat:
             parts.append("hmat")
+        if self.by_words:
+            parts.append("words")
         if self.latencies_ns:
             parts.append("+".join(f"{latency}ns" for latency in self.latencies_ns))
         if self.bandwidths:
