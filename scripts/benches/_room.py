@@ -3,7 +3,7 @@
 
 What the guest has there of its own, page cache for the most part, would be room for who demotes
 whatever is cold, and none for who moves what is a target's. So it leaves first, by the kernel's
-reclaim of a node with demotion (Linux 6.17, Documentation/ABI/stable/sysfs-devices-node).
+reclaim of a node (Linux 6.17, Documentation/ABI/stable/sysfs-devices-node), while demotion is on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from guests.guest import Guest
-from guests.tiering import DEMOTION, ballast, node_kib, tunables
+from guests.tiering import ballast, node_kib
 
 MOST_LEFT_KIB = 16 << 10
 """Of page cache, by what is running."""
@@ -28,10 +28,9 @@ def leaving(guest: Guest, free_mib: int) -> Iterator[None]:
 
 def clear(guest: Guest, node: int) -> None:
     """Has what is on a node leave it for a slower one, but for what is used right now."""
-    with tunables(guest, {DEMOTION: "true"}):
-        size = f"{node_kib(guest, node, 'MemUsed')}K"
-        # More than can leave is asked for, so that the kernel does what it can and says EIO.
-        asked = f"echo {size} > /sys/devices/system/node/node{node}/reclaim"
-        guest.run(["sh", "-c", asked], check=False)
+    size = f"{node_kib(guest, node, 'MemUsed')}K"
+    # More than can leave is asked for, so that the kernel does what it can and says EIO.
+    asked = f"echo {size} > /sys/devices/system/node/node{node}/reclaim"
+    guest.run(["sh", "-c", asked], check=False)
     left_kib = node_kib(guest, node, "FilePages")
     assert left_kib <= MOST_LEFT_KIB, f"{left_kib} KiB of page cache stay on node {node}"
