@@ -27,12 +27,13 @@ engine = "{engine}"
 demote_cache = {makes_way}
 [policy]
 latency_gap_ns = 4000.0
-room_horizon_s = 600.0
+room_horizon_s = {room_horizon_s}
 headroom_percent = 0.5
 """ + "".join(f'[[target]]\ncgroup = "/{group}"\n' for group in PLACED)
 """An emulated CPU makes a twentieth of the accesses, and moves take three times as long. With such
 a gap 0.16 accesses of a page in a second pay its move back, where by default it takes 2.7. As much
-is kept free as by DAMO: of a node of 1 GiB the default is a quarter of what there is room for."""
+is kept free as by DAMO: of a node of 1 GiB the default is a quarter of what there is room for.
+Room that is left the kernel fills, where it is there for that; tierd by itself is asked to."""
 
 BALANCING = "/proc/sys/kernel/numa_balancing"
 
@@ -105,13 +106,21 @@ def wait_until_tuned(guest: Guest) -> None:
 
 
 def by_tierd(
-    *, zoom: bool = False, balancing: str = "ignore", engine: str = "move_pages"
+    *,
+    zoom: bool = False,
+    balancing: str = "ignore",
+    engine: str = "move_pages",
+    room_horizon_s: float = 30.0,
 ) -> Callable[[Guest], AbstractContextManager[object]]:
-    """A tierd that looks at single pages, beside the kernel's balancing, or with DAMON's moves."""
+    """A tierd that looks at single pages, beside the kernel's balancing, or with DAMON's moves.
+
+    Its `room_horizon_s` is the default one where none is given.
+    """
     rule = RULE.format(
         zoom=str(zoom).lower(),
         balancing=balancing,
         engine=engine,
+        room_horizon_s=room_horizon_s,
         makes_way=str(engine == "move_pages").lower(),
     )
 
@@ -129,7 +138,7 @@ CONTENDERS = (
     Contender(name="kernel", placing=by_kernel),
     Contender(name="damo", placing=by_damo),
     Contender(name="nothing", placing=by_nobody),
-    Contender(name="tierd", placing=by_tierd(zoom=True), is_ours=True),
+    Contender(name="tierd", placing=by_tierd(zoom=True, room_horizon_s=600.0), is_ours=True),
     Contender(name="tierd+kernel", placing=by_tierd(balancing="cooperate"), is_ours=True),
     Contender(name="tierd+damos", placing=by_tierd(engine="damos"), is_ours=True),
 )
