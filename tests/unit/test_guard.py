@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -80,6 +82,22 @@ def test_too_little_is_no_evidence() -> None:
     made = pieces((ENOUGH - 1, COLD))
     assert regret(Guard(), made, np.inf, POLICY, now_s=NOW_S) == 0
     assert regret(Guard(), pieces((ENOUGH, COLD)), np.inf, POLICY, now_s=NOW_S) == 1
+
+
+@pytest.mark.parametrize(
+    ("moved", "cost_ns", "share"),
+    [(ENOUGH, 4e3, 0), (2 * ENOUGH - 1, 4e3, 0), (2 * ENOUGH, 4e3, 1), (ENOUGH, 1e6, 1)],
+    ids=["few", "fewer than half", "half", "dear"],
+)
+def test_a_few_moves_beside_much_that_is_hot_are_no_evidence(
+    moved: int, cost_ns: float, share: float
+) -> None:
+    """As the edges of what the kernel has taken up by itself."""
+    policy = replace(POLICY, move_cost_ns=cost_ns, payback=4e3 / cost_ns * POLICY.payback)
+    made = pieces((moved, COLD), (4 * ENOUGH, {"rose": 0}), (9 * ENOUGH, COLD | {"rose": 0}))
+    assert regret(Guard(), made, np.inf, policy, now_s=NOW_S) == share
+    made["resident"][1, :2] = [0, 1]
+    assert regret(Guard(), made, np.inf, policy, now_s=NOW_S) == 1, "it is not there"
 
 
 def test_what_is_not_there_does_not_count() -> None:

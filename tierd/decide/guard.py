@@ -16,10 +16,14 @@ from numpy.typing import NDArray
 from tierd.decide.heat import score
 from tierd.decide.settle import MOST_TIMES
 from tierd.decide.worth import hot_from, warm_from
-from tierd.model import PAGE_BYTES, Policy
+from tierd.model import PAGE_BYTES, Flags, Policy
 
 LEAST_BYTES = 512 * PAGE_BYTES
 """Less than so much that was moved lately is no evidence."""
+
+FEW_OF_HOT, CHEAP_SHARE = 0.5, 0.005
+"""Nor are moves of less than this share of what is hot in faster tiers already, at less than this
+share of the time: most of that came there by other means, and they are its edges."""
 
 EASY_SHARE = 0.5
 """Waiting for memory is no matter below this share of stall_percent."""
@@ -85,22 +89,42 @@ def regret(
     lately = (pieces["rose"] != 0) & (pieces["moved_s"] > since_s)
     if not lately.any():
         return 0.0
-    pieces = pieces.take(np.flatnonzero(lately))
-    size = (pieces["end"] - pieces["start"]) * pieces["resident"].sum(axis=1)
+    moved = pieces.take(np.flatnonzero(lately))
+    size = (moved["end"] - moved["start"]) * moved["resident"].sum(axis=1)
     moved_bytes = float(size.sum())
     if moved_bytes < LEAST_BYTES:
         return 0.0
-    swung = (pieces["rose"] < 0) & (pieces["swings"] > 0)
-    has_rested = pieces["held_until_s"] <= now_s
     gaps_ns = gaps_ns or (policy.latency_gap_ns,)
+    cost_s = moved_bytes / PAGE_BYTES * policy.move_cost_ns * 1e-9
+    is_cheap = cost_s < CHEAP_SHARE * (judged_s + policy.horizon_s)
+    if is_cheap and moved_bytes < FEW_OF_HOT * _hot_bytes(pieces, ceiling, policy, gaps_ns):
+        return 0.0
+    swung = (moved["rose"] < 0) & (moved["swings"] > 0)
+    has_rested = moved["held_until_s"] <= now_s
+    cold = _is_cold(moved, ceiling, policy, gaps_ns)
+    unused = (moved["rose"] > 0) & (moved["owed"] > 0) & has_rested & cold
+    is_judged = moved["moved_s"] > now_s - judged_s
+    return float(size[(swung | unused) & is_judged].sum()) / moved_bytes
+
+
+def _hot_bytes(
+    pieces: NDArray[np.void], ceiling: float, policy: Policy, gaps_ns: Sequence[float]
+) -> float:
+    """Returns how much of them is in a tier that is not the slowest, and not cold there."""
+    faster = pieces["resident"][:, : len(gaps_ns)].sum(axis=1)
+    size = (pieces["end"] - pieces["start"]) * faster
+    return float(size[~_is_cold(pieces, ceiling, policy, gaps_ns)].sum())
+
+
+def _is_cold(
+    pieces: NDArray[np.void], ceiling: float, policy: Policy, gaps_ns: Sequence[float]
+) -> Flags:
+    """Tells which are not worth the tier that most of them is in, by far."""
     worth = np.array(
         [min(hot_from(ceiling, policy, [gap]), warm_from(policy, gap)) for gap in gaps_ns]
     )
     rank = np.minimum(pieces["resident"].argmax(axis=1), len(gaps_ns) - 1)
-    cold = score(pieces) * policy.hysteresis < worth[rank]
-    unused = (pieces["rose"] > 0) & (pieces["owed"] > 0) & has_rested & cold
-    is_judged = pieces["moved_s"] > now_s - judged_s
-    return float(size[(swung | unused) & is_judged].sum()) / moved_bytes
+    return np.asarray(score(pieces) * policy.hysteresis < worth[rank])
 
 
 def promotable(stall_percent: float | None, policy: Policy) -> float:
