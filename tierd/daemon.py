@@ -2,6 +2,7 @@
 """The loop that joins the stages: discover, sample, decide, migrate, observe, once a round."""
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -28,6 +29,7 @@ from tierd.migrate.cache import Cache
 from tierd.model import (
     PAGE_BYTES,
     Accesses,
+    KernelMoves,
     Pid,
     Pin,
     Plan,
@@ -50,6 +52,9 @@ log = logging.getLogger("tierd")
 
 LEAST_PLAN_PAGES = 512
 """So many pages may be planned in any round, whatever a move seems to cost."""
+
+STEP_MOST_S = 2.0
+"""What the kernel has done within longer tells of no look of its own."""
 
 PROBE_PAGES_BUSY, PROBE_PAGES_AT_REST = 4096, 256
 
@@ -135,8 +140,8 @@ class Daemon:
         """Whether the kernel promotes single pages where it matters (see tierd/arbiter.py)."""
         self.sorting = Sorting()
         """Whether it does now."""
-        self.kernel_moves = (0, 0)
-        """Pages that the kernel has promoted, and demoted in its need, as last looked at."""
+        self.kernel_moves, self.followed_s = KernelMoves(), -math.inf
+        """What the kernel had done by itself when that was last looked at, and when."""
         self.plans = True
         """Whether moves are decided here, and not by DAMOS (see tierd/handover.py)."""
         self.schemes: list[dict[str, Any]] = []
@@ -208,11 +213,8 @@ class Daemon:
         """Places the targets' pages; returns how many bytes were to be moved for that."""
         targets = self._targets(fresh, begin_s)
         if self.sorted_by_kernel:
-            before, self.kernel_moves = self.kernel_moves, self.machine.kernel_moves()
-            promoted, demoted = np.subtract(self.kernel_moves, before).tolist()
-            self.sorting = self.sorting.after(
-                targets, self.watched, promoted=promoted, demoted=demoted, now_s=begin_s
-            )
+            self.follow_kernel()
+            self.sorting = self.sorting.after(targets, self.watched, now_s=begin_s)
             leaves = self.sorting.leaves
             targets = [replace(each, unsorted=leaves(each, now_s=begin_s)) for each in targets]
         counted = self.awaited.counted(rooms, now_s=begin_s)
@@ -225,6 +227,14 @@ class Daemon:
         planned_bytes = int(made.moves["bytes"].sum())
         self._make_room(made.lacks, planned_bytes, begin_s)
         return planned_bytes
+
+    def follow_kernel(self) -> None:
+        """Takes in what the kernel has promoted since it was last asked, where that is not long."""
+        before, self.kernel_moves = self.kernel_moves, self.machine.kernel_moves()
+        before_s, self.followed_s = self.followed_s, self.machine.monotonic()
+        if self.followed_s - before_s <= STEP_MOST_S:
+            step = KernelMoves(*np.subtract(self.kernel_moves, before).tolist())
+            self.sorting = self.sorting.once_taken_up(step, now_s=self.followed_s)
 
     def _steer(self, rooms: Sequence[TierRoom], now_s: float, taken_bytes: int) -> None:
         """Places the arenas' blocks with what the targets' pages have left of room and budget."""

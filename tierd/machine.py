@@ -16,7 +16,7 @@ from tierd.kernel import process
 from tierd.kernel.pressure import Pressure, read_pressure
 from tierd.kernel.process import Process
 from tierd.kernel.vmstat import read_vmstat
-from tierd.model import NodeId, NodeRoom, Pid
+from tierd.model import KernelMoves, NodeId, NodeRoom, Pid
 from tierd.sample import residence
 
 
@@ -63,8 +63,8 @@ class Machine(Protocol):
         """Returns how much tasks wait for memory, None where the kernel doesn't tell."""
         ...
 
-    def kernel_moves(self) -> tuple[int, int]:
-        """Returns how many pages the kernel has promoted since boot, and demoted in its need."""
+    def kernel_moves(self) -> KernelMoves:
+        """Returns what the kernel has done by itself since boot."""
         ...
 
 
@@ -112,7 +112,11 @@ class ThisMachine:
     def pressure(self) -> Pressure | None:
         return read_pressure()
 
-    def kernel_moves(self) -> tuple[int, int]:
+    def kernel_moves(self) -> KernelMoves:
         found = read_vmstat()
-        demoted = (found.pgdemote_kswapd or 0) + (found.pgdemote_direct or 0)
-        return found.pgpromote_success or 0, demoted
+        return KernelMoves(
+            faults=found.numa_hint_faults or 0,
+            candidates=(found.pgpromote_candidate or 0) + (found.pgpromote_candidate_nrl or 0),
+            promoted=found.pgpromote_success or 0,
+            demoted=(found.pgdemote_kswapd or 0) + (found.pgdemote_direct or 0),
+        )

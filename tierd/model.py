@@ -249,6 +249,18 @@ class Topology:
         return NodeMap(edges=edges, nodes=nodes)
 
 
+class KernelMoves(NamedTuple):
+    """What the kernel's own placement comes to, in pages, since boot or within a while."""
+
+    faults: int = 0
+    """Those of its looks at what is accessed (numa_hint_faults)."""
+    candidates: int = 0
+    """Those that it found hot enough to promote."""
+    promoted: int = 0
+    demoted: int = 0
+    """In its need: by kswapd, or in an allocation."""
+
+
 class NodeRoom(NamedTuple):
     """What a node can take before the kernel reclaims, in bytes.
 

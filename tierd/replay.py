@@ -30,6 +30,7 @@ from tierd.model import (
     Accesses,
     Backing,
     Floats,
+    KernelMoves,
     Node,
     NodeId,
     NodeRoom,
@@ -216,8 +217,8 @@ class _Played:
     def pressure(self) -> Pressure | None:
         return None
 
-    def kernel_moves(self) -> tuple[int, int]:
-        return 0, 0  # no kernel sorts pages in a replay
+    def kernel_moves(self) -> KernelMoves:
+        return KernelMoves()  # no kernel sorts pages in a replay
 
     def locate(
         self,

@@ -70,6 +70,8 @@ _SLOWLY = (
     "accesses are read from sysfs, fewer and slower: tracefs or perf is out of reach "
     "(tierctl doctor, as the user that runs tierd)"
 )
+STEP_S = 0.1
+"""So often it is looked at what the kernel takes up, while it does."""
 COMMAND_S = 10.0
 """A command waits for so long for the loop: a batch of pages, or a busy machine."""
 
@@ -122,7 +124,7 @@ def run_service(command_line: CommandLine, files: Config, *, for_s: float | None
                 service.follow_rival()  # what the round tells of sorting holds from now on
             service.drains.go_on()
             service.cxl_errors.go_on()
-            stop = signals.stop_asked(wait_s, answers)
+            stop = service.waited(wait_s, lambda for_s: signals.stop_asked(for_s, answers))
             service.follow_memory()
             service.follow_rival()
             service.follow_cache()
@@ -302,6 +304,22 @@ class Service:
         if self._may_move(self.settings) is (daemon.mover is None):
             daemon.mover = self._mover(self.settings, daemon.topology)
 
+    def waited(self, wait_s: float, stop_asked: Callable[[float], bool]) -> bool:
+        """Waits for so long between two rounds; returns whether to stop, which `stop_asked` tells.
+
+        While the kernel sorts, what it takes up is followed meanwhile: a look takes it a second.
+        """
+        promotes = self.daemon.sorted_by_kernel and self.daemon.sorting.promotes
+        while promotes and wait_s > STEP_S:
+            if stop_asked(STEP_S):
+                return True
+            wait_s -= STEP_S
+            self.daemon.follow_kernel()
+            promotes = self.daemon.sorting.promotes
+            if not promotes:
+                self.follow_rival()
+        return stop_asked(wait_s)
+
     def follow_cache(self) -> None:
         """Lets page cache make way, or leaves it, as tierd moves now or does not."""
         if self.daemon.cache is not None:
@@ -309,7 +327,7 @@ class Service:
             self.daemon.cache.hold(self.settings.migrate.demote_cache and moves)
 
     def _may_move(self, settings: Config) -> bool:
-        sorts = self.daemon.sorting.is_due
+        sorts = self.daemon.sorting.promotes
         may_move = _may_move(self.arbiter, settings, rests=self._rests(), sorts=sorts)
         self.daemon.sorted_by_kernel = self.arbiter.cooperates
         return may_move

@@ -19,6 +19,7 @@ from tierd.model import (
     PAGE_BYTES,
     Accesses,
     Backing,
+    KernelMoves,
     Node,
     NodeId,
     NodeRoom,
@@ -197,7 +198,7 @@ class Machine:
         self.told: list[dict[str, Any]] = []
         self.mover = FakeMover(self)
         self.stall_percent = 0.0
-        self.promoted = self.demoted = 0
+        self.kernels = KernelMoves()
         self.rng = np.random.default_rng(1)
 
     def start(self, pid: Pid, memory: Memory, start_ticks: int = 1) -> None:
@@ -252,8 +253,8 @@ class Machine:
     def pressure(self) -> Pressure:
         return Pressure(some_percent=self.stall_percent, full_percent=0)
 
-    def kernel_moves(self) -> tuple[int, int]:
-        return self.promoted, self.demoted
+    def kernel_moves(self) -> KernelMoves:
+        return self.kernels
 
     def query(self, pid: Pid, folios: NDArray[np.void]) -> None:
         if pid not in self.memory:

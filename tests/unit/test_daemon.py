@@ -33,11 +33,12 @@ from tests.unit.test_status_file import STATUS
 from tests.unit.world import snapshot
 from tierd.cli.status import as_text
 from tierd.config import Config, MigrateConfig, Mode, PolicyConfig
-from tierd.daemon import Daemon
+from tierd.daemon import STEP_MOST_S, Daemon
 from tierd.errors import Conflict
 from tierd.model import (
     PAGE_BYTES,
     Accesses,
+    KernelMoves,
     Pid,
     Pin,
     Plan,
@@ -413,14 +414,27 @@ def test_while_paused_nothing_moves(machine: Machine) -> None:
 def test_the_kernel_sorts_until_the_tier_is_full(machine: Machine, demotes: bool) -> None:
     """Half of the memory may be a mixture, and next to nothing of it is moved."""
     machine.start(HOT, Memory(SPAN))
-    machine.promoted = machine.demoted = 1000
+    machine.kernels = KernelMoves(promoted=1000, demoted=1000)
     daemon = machine.daemon(FakeSampler(half_hot(60, hits=3), machine), budget(0.1))
     daemon.sorted_by_kernel = True
     for _ in range(10):
         machine.rounds(daemon, 1)
-        machine.promoted += 100
-        machine.demoted += 100 * demotes
+        _, _, promoted, demoted = machine.kernels
+        machine.kernels = KernelMoves(promoted=promoted + 100, demoted=demoted + 100 * demotes)
     assert daemon.sorting.is_due is not demotes
+
+
+def test_what_the_kernel_did_long_ago_ends_nothing(machine: Machine) -> None:
+    """Before the start, or in a pause, it may have had much make way."""
+    machine.start(HOT, Memory(SPAN))
+    machine.kernels = KernelMoves(promoted=1000, demoted=1000)
+    daemon = machine.daemon(FakeSampler(half_hot(60, hits=3), machine), budget(0.1))
+    daemon.sorted_by_kernel = True
+    machine.rounds(daemon, 2)
+    machine.kernels = KernelMoves(promoted=2000, demoted=2000)
+    machine.now_s += 2 * STEP_MOST_S
+    machine.rounds(daemon, 2)
+    assert daemon.sorting.is_due
 
 
 def test_the_kernel_rests_once_regions_are_where_they_belong(machine: Machine) -> None:

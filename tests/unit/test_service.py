@@ -42,13 +42,13 @@ from tierd.kernel.free import FreeMemory
 from tierd.kernel.notify import notify
 from tierd.migrate.mover import Mover
 from tierd.migrate.schemes import KernelSchemes
-from tierd.model import Pin, Rank, Tier, TierKind, Topology
+from tierd.model import KernelMoves, Pin, Rank, Tier, TierKind, Topology
 from tierd.observe.events import History
 from tierd.observe.moments import load
 from tierd.recorder import Recordings
 from tierd.sample.fused import Fused
 from tierd.sample.session import Session
-from tierd.service import CommandLine, Service, make_mover
+from tierd.service import STEP_S, CommandLine, Service, make_mover
 
 
 class FakeFinder:
@@ -227,6 +227,26 @@ def test_the_kernel_is_to_sort_what_is_left(service: Service) -> None:
     service.daemon.sorting = Sorting(is_due=False)
     service.follow_rival()
     assert not arbiter.sorts
+
+
+def test_the_kernels_looks_are_followed_between_rounds(service: Service, machine: Machine) -> None:
+    """Until the first one at a new target is over; then the kernel waits, and tierd as ever."""
+    daemon, waited = service.daemon, list[float]()
+    daemon.sorted_by_kernel, daemon.sorting = True, Sorting(came_s={HOT: machine.now_s})
+    daemon.follow_kernel()
+
+    def stop_asked(for_s: float) -> bool:
+        waited.append(for_s)
+        machine.now_s += for_s
+        faults, candidates, *_ = machine.kernels
+        found = 200 if len(waited) < 3 else 0
+        machine.kernels = KernelMoves(faults=faults + 200, candidates=candidates + found)
+        return False
+
+    assert not service.waited(1.0, stop_asked)
+    assert waited == [*[STEP_S] * 4, pytest.approx(1.0 - 4 * STEP_S)]
+    assert not cast(Undisputed, service.arbiter).sorts
+    assert service.waited(1.0, lambda for_s: for_s == 1.0)
 
 
 @pytest.mark.parametrize(

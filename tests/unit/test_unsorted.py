@@ -15,11 +15,12 @@ from tierd.decide.unsorted import (
     PATIENCE_S,
     RESTS_MOST_S,
     RESTS_S,
+    WAITS_MOST_S,
     YOUNG_S,
     Sorting,
     below,
 )
-from tierd.model import PAGE_BYTES, Pid, Target
+from tierd.model import PAGE_BYTES, KernelMoves, Pid, Target
 
 HOT = 10 / PAGE_BYTES
 
@@ -139,13 +140,15 @@ WARM = target((0, 100, HOT, [0.5, 0.5]))
 WARMER = target((0, 100, HOT, [0.2, 0.8]))
 
 
+EXCHANGED = KernelMoves(promoted=100, demoted=100)
+
+
 def turns(*targets: Target, sorting: Sorting, begin_s: int, until_s: int) -> list[int]:
     """When turns of the kernel begin and end, while what it takes up has others make way."""
     told, pids = [], {target.pid for target in targets}
     for now_s in range(begin_s, until_s):
         before = sorting
-        taken = 100 * sorting.is_due
-        sorting = sorting.after(targets, pids, promoted=taken, demoted=taken, now_s=now_s)
+        sorting = sorting.once_taken_up(EXCHANGED, now_s=now_s).after(targets, pids, now_s=now_s)
         if sorting.is_due != before.is_due:
             told.append(now_s)
     return told
@@ -163,8 +166,8 @@ def test_it_rests_once_pages_make_way_and_has_further_turns_ever_later() -> None
 def test_what_makes_way_while_there_is_no_target_ends_nothing() -> None:
     sorting = Sorting()
     for now_s in range(20):
-        sorting = sorting.after([], [], promoted=100, demoted=100, now_s=now_s)
-    assert sorting == Sorting(many_s=0)
+        sorting = sorting.once_taken_up(EXCHANGED, now_s=now_s).after([], [], now_s=now_s)
+    assert sorting == Sorting(many_s=0, last=EXCHANGED)
 
 
 def test_while_there_is_room_it_goes_on() -> None:
@@ -179,18 +182,58 @@ def test_the_tier_is_full_where_most_of_what_rises_displaces_others(
     promoted: int, demoted: int, goes_on: bool
 ) -> None:
     """What the kernel demotes for allocations, with nothing taken up, tells nothing of that."""
-    moved = seen(WARM).after([WARM], [WARM.pid], promoted=promoted, demoted=demoted, now_s=1)
-    assert moved.is_due is goes_on
+    moved = seen(WARM)
+    for step in (KernelMoves(promoted=promoted), KernelMoves(demoted=demoted)):
+        moved = moved.once_taken_up(step, now_s=1)
+    assert moved.after([WARM], [WARM.pid], now_s=1).is_due is goes_on
 
 
 def test_a_full_tier_ends_a_turn_before_anything_is_known_of_the_targets() -> None:
     """What is left is what their first samples tell."""
     new = Sorting().after([], [WARM.pid], now_s=0)
-    full = new.after([], [WARM.pid], promoted=100, demoted=100, now_s=1)
+    full = new.once_taken_up(EXCHANGED, now_s=1).after([], [WARM.pid], now_s=1)
     assert not full.is_due
     assert not any(rounds([WARM], full, begin_s=2, until_s=int(RESTS_S)))
     known = full.after([], [WARM.pid], now_s=2).after([WARM], [WARM.pid], now_s=3)
     assert known.left == pytest.approx(below(WARM.pieces))
+
+
+FOUND = KernelMoves(faults=200, candidates=200, promoted=150)
+"""A step of a look of the kernel's that finds hot pages."""
+OVER = KernelMoves(faults=200, candidates=5)
+"""One of its end: pages that it has unmapped are accessed late."""
+
+
+def looked(sorting: Sorting, *steps: KernelMoves, now_s: float) -> Sorting:
+    for step in steps:
+        sorting = sorting.once_taken_up(step, now_s=now_s)
+    return sorting
+
+
+def test_after_its_first_look_at_a_new_target_the_kernel_waits_for_samples() -> None:
+    new = Sorting().after([], [Pid(1)], now_s=0)
+    assert looked(new, FOUND, FOUND, now_s=0.2).promotes
+    assert looked(new, FOUND, OVER, now_s=0.2).promotes, "there are some in the last two steps"
+    waits = looked(new, FOUND, OVER, OVER, now_s=0.3)
+    assert (waits.is_due, waits.promotes) == (True, False)
+    assert not looked(waits, FOUND, now_s=0.4).promotes
+    early = waits.after([UNSORTED], [Pid(1)], now_s=1)
+    assert (early.is_due, early.promotes) == (True, False), "the first samples tell little"
+    assert early.after([UNSORTED], [Pid(1)], now_s=2).promotes
+    assert not early.after([SORTED], [Pid(1)], now_s=2).is_due
+    moved = early.once_moved([SORTED.pieces], now_s=2)
+    assert not moved.is_due, "before its next look"
+
+
+def test_it_waits_for_what_comes_alone() -> None:
+    """Where nothing is new, and nothing told of it soon, looks follow each other as they do."""
+    assert looked(Sorting(), OVER, OVER, now_s=0).promotes, "there is no target"
+    assert looked(seen(UNSORTED), OVER, OVER, now_s=0.3).promotes, "it is known"
+    waits = looked(Sorting().after([], [Pid(1)], now_s=0), OVER, OVER, now_s=0.3)
+    assert waits.after([], [Pid(1)], now_s=WAITS_MOST_S).promotes
+    assert waits.after([], [Pid(1), Pid(2)], now_s=2).after([], [Pid(1), Pid(2)], now_s=4).waits
+    at_rest = seen(SORTED)
+    assert looked(at_rest, OVER, OVER, now_s=0.3) is at_rest
 
 
 RESTED = Sorting(is_due=False, many_s=-PATIENCE_S, left=0.25, rests_s=500, came_s={WARM.pid: -1000})
@@ -233,7 +276,8 @@ def test_what_the_kernel_has_sorted_in_a_full_tier_stays() -> None:
     new = replace(WARM, ceiling=5 * HOT)
     sorting = Sorting()
     for now_s in range(10):
-        sorting = sorting.after([new], [new.pid], promoted=100, demoted=100, now_s=now_s)
+        sorting = sorting.once_taken_up(EXCHANGED, now_s=now_s)
+        sorting = sorting.after([new], [new.pid], now_s=now_s)
     assert not sorting.is_due
     assert left(sorting, new, 10) == [True]
     few = sorting.after([SORTED], [SORTED.pid], now_s=10)

@@ -6,6 +6,10 @@ within a second, as long as there is room. So it is to do that only where it mat
 target is new until few of its accesses go below, and again where many have for a while in which
 regions alone were moved.
 
+Its first look at a new target finds the hot pages, and goes on to lukewarm ones. A second one would
+come a second later, and find more of these, before anything is known of the target by samples: so
+it waits for them.
+
 Once it has filled the fastest tier, it takes up what is accessed for what was not lately, and goes
 on so for ever where more is warm than finds room. So it rests then too, and has another turn ever
 later, but soon where more accesses go below than when its last one ended.
@@ -26,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.decide.worth import NEAR_CEILING, is_unsure
-from tierd.model import Flags, Floats, Pid, Target
+from tierd.model import Flags, Floats, KernelMoves, Pid, Target
 
 HOTTEST = 0.1
 """This share of a target's memory counts as hot as the coldest of it."""
@@ -41,6 +45,10 @@ RESTS_S, RESTS_MOST_S = 240.0, 600.0
 """For so long it rests after a turn that has filled the tier, twice as long after the next one.
 
 A turn has cost programs two seconds of their accesses, which is to be less than 1 % of the time."""
+LOOK_OVER = 0.1
+"""A look of the kernel's is over once fewer of its faults than this share are for hot pages."""
+WAITS_MOST_S = 3.0
+"""For so long the next one waits for a target's samples."""
 DISPLACES = 0.5
 """The tier is full where more than this share of what the kernel takes up displaces others."""
 WORSE = 0.1
@@ -49,6 +57,8 @@ FIRST_S = 60.0
 """So old a target has to be for regions to be moved of which few pages may be hot.
 
 The longest period of the kernel's looks by itself (numa_balancing/scan_period_max_ms)."""
+
+NOTHING = KernelMoves()
 
 _LESS_BITS = 15
 """Of a float32, that a bin of the histogram leaves out: 8 of its 23 bits of precision are left."""
@@ -60,7 +70,9 @@ class Sorting:
 
     `many_s` is since when many accesses have gone below, `came_s` when each target came. `left` is
     the share that went below when the last turn ended with a full tier, infinite while it is not
-    known, 0 where it ended with few; and `rests_s` how long the kernel rests then.
+    known, 0 where it ended with few; and `rests_s` how long the kernel rests then. `waits` is
+    whether its next look does, for what samples tell of a new target, and `knows` whether they do;
+    `taken` is what it has done since the last round, and `last` in the last step of that.
     """
 
     is_due: bool = True
@@ -68,14 +80,42 @@ class Sorting:
     left: float = 0.0
     rests_s: float = RESTS_S
     came_s: Mapping[Pid, float] = field(default_factory=dict)
+    waits: bool = False
+    knows: bool = False
+    taken: KernelMoves = NOTHING
+    last: KernelMoves = NOTHING
+
+    @property
+    def promotes(self) -> bool:
+        """Whether the kernel is to promote right now."""
+        return self.is_due and not self.waits
+
+    def once_taken_up(self, step: KernelMoves, *, now_s: float) -> "Sorting":
+        """Returns what becomes of it once the kernel has taken up some more.
+
+        A look is over once there are faults, and no pages among them any more that were accessed
+        soon enough after they were unmapped.
+
+        Args:
+            step: what it has done since it was last asked, a fraction of a second ago.
+            now_s: the instant.
+        """
+        if not self.is_due:
+            return self
+        both = _sum(self.last, step)
+        is_over = both.candidates < LOOK_OVER * both.faults
+        waits = self.waits or (is_over and self._may_wait(now_s))
+        return replace(self, taken=_sum(self.taken, step), last=step, waits=waits)
+
+    def _may_wait(self, now_s: float) -> bool:
+        """Whether samples of a target that is new will tell soon what goes below."""
+        return not self.knows and any(now_s - at_s < WAITS_MOST_S for at_s in self.came_s.values())
 
     def after(
         self,
         targets: Sequence[Target],
         watched: Collection[Pid],
         *,
-        promoted: int = 0,
-        demoted: int = 0,
         now_s: float,
     ) -> "Sorting":
         """Returns what becomes of it.
@@ -83,8 +123,6 @@ class Sorting:
         Args:
             targets: those with fresh samples. Where there are none, nothing is known to be sorted.
             watched: all that there are.
-            promoted: pages that the kernel has taken up since it was last asked.
-            demoted: those that have made way meanwhile.
             now_s: the instant.
         """
         share = _most_below(target.pieces for target in targets)
@@ -92,10 +130,12 @@ class Sorting:
         came_s = {pid: self.came_s.get(pid, now_s) for pid in watched}
         seen = replace(self, many_s=many_s, came_s=came_s)
         if came_s.keys() - self.came_s.keys():
-            return Sorting(many_s=many_s, came_s=came_s)
+            return Sorting(many_s=many_s, came_s=came_s, waits=self.waits)
         if not self.is_due:
             return seen._rests(share, now_s)
+        _, _, promoted, demoted = self.taken
         is_full = bool(watched) and demoted > DISPLACES * promoted > 0
+        seen = replace(seen, waits=self.waits and self._may_wait(now_s), taken=NOTHING)
         return seen._goes_on(share, now_s, is_full=is_full)
 
     def once_moved(self, placed: Iterable[NDArray[np.void]], *, now_s: float) -> "Sorting":
@@ -112,12 +152,15 @@ class Sorting:
         return self._goes_on(_most_below(placed), now_s, is_full=False)
 
     def _goes_on(self, share: float, now_s: float, *, is_full: bool) -> "Sorting":
-        """Ends a turn with few accesses below, or once what rises has others make way."""
-        is_known = share < math.inf and now_s - max(self.came_s.values()) >= YOUNG_S
-        if share <= FEW and is_known:
+        """Ends a turn with few accesses below, or once what rises has others make way.
+
+        Where there are many, and that is known, the kernel's next look waits no more.
+        """
+        knows = share < math.inf and now_s - max(self.came_s.values()) >= YOUNG_S
+        if share <= FEW and knows:
             return replace(self, is_due=False, left=0.0)
         if not is_full:
-            return self
+            return replace(self, knows=knows, waits=self.waits and not knows)
         rests_s = min(2 * self.rests_s, RESTS_MOST_S) if self.left else RESTS_S
         return replace(self, is_due=False, many_s=now_s, left=share, rests_s=rests_s)
 
@@ -127,7 +170,9 @@ class Sorting:
         if share <= FEW:
             left = 0.0
         waits_s = self.rests_s if left and share <= left + WORSE else PATIENCE_S
-        return replace(self, is_due=now_s - self.many_s >= waits_s, left=left)
+        if now_s - self.many_s < waits_s:
+            return replace(self, left=left)
+        return replace(self, is_due=True, left=left, waits=False, taken=NOTHING)
 
     def leaves(self, target: Target, *, now_s: float) -> Flags:
         """Tells which pieces are left to the kernel, none of a target that is FIRST_S old.
@@ -139,6 +184,10 @@ class Sorting:
         if not (self.is_due or self.left) or now_s - self.came_s[target.pid] >= FIRST_S:
             return False
         return is_unsure(target.pieces, NEAR_CEILING * target.ceiling)
+
+
+def _sum(one: KernelMoves, other: KernelMoves) -> KernelMoves:
+    return KernelMoves(*map(sum, zip(one, other, strict=True)))
 
 
 def _most_below(each: Iterable[NDArray[np.void]]) -> float:

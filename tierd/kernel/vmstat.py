@@ -9,6 +9,7 @@ version and build::
     pgdemote_kswapd 0
     pgmigrate_success 16384
     pgmigrate_fail 12
+    numa_hint_faults 0
 """
 
 from dataclasses import dataclass, fields
@@ -33,6 +34,7 @@ class Vmstat:
     pgdemote_direct: int | None
     pgdemote_khugepaged: int | None
     pgdemote_proactive: int | None
+    numa_hint_faults: int | None
 
 
 _NAMES = tuple(field.name for field in fields(Vmstat))
