@@ -220,7 +220,9 @@ def test_after_its_first_look_at_a_new_target_the_kernel_waits_for_samples() -> 
     early = waits.after([UNSORTED], [Pid(1)], now_s=1)
     assert (early.is_due, early.promotes) == (True, False), "the first samples tell little"
     assert early.after([UNSORTED], [Pid(1)], now_s=2).promotes
-    assert not early.after([SORTED], [Pid(1)], now_s=2).is_due
+    few = early.after([SORTED], [Pid(1)], now_s=2)
+    assert not few.is_due
+    assert few.after([SORTED], [Pid(1), Pid(2)], now_s=9).promotes, "it waits no more"
     moved = early.once_moved([SORTED.pieces], now_s=2)
     assert not moved.is_due, "before its next look"
 
@@ -231,7 +233,7 @@ def test_it_waits_for_what_comes_alone() -> None:
     assert looked(seen(UNSORTED), OVER, OVER, now_s=0.3).promotes, "it is known"
     waits = looked(Sorting().after([], [Pid(1)], now_s=0), OVER, OVER, now_s=0.3)
     assert waits.after([], [Pid(1)], now_s=WAITS_MOST_S).promotes
-    assert waits.after([], [Pid(1), Pid(2)], now_s=2).after([], [Pid(1), Pid(2)], now_s=4).waits
+    assert waits.after([], [Pid(1), Pid(2)], now_s=2).promotes, "another one comes"
     at_rest = seen(SORTED)
     assert looked(at_rest, OVER, OVER, now_s=0.3) is at_rest
 

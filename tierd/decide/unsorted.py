@@ -130,7 +130,7 @@ class Sorting:
         came_s = {pid: self.came_s.get(pid, now_s) for pid in watched}
         seen = replace(self, many_s=many_s, came_s=came_s)
         if came_s.keys() - self.came_s.keys():
-            return Sorting(many_s=many_s, came_s=came_s, waits=self.waits)
+            return Sorting(many_s=many_s, came_s=came_s)
         if not self.is_due:
             return seen._rests(share, now_s)
         _, _, promoted, demoted = self.taken
@@ -158,11 +158,11 @@ class Sorting:
         """
         knows = share < math.inf and now_s - max(self.came_s.values()) >= YOUNG_S
         if share <= FEW and knows:
-            return replace(self, is_due=False, left=0.0)
+            return replace(self, is_due=False, waits=False, left=0.0)
         if not is_full:
             return replace(self, knows=knows, waits=self.waits and not knows)
         rests_s = min(2 * self.rests_s, RESTS_MOST_S) if self.left else RESTS_S
-        return replace(self, is_due=False, many_s=now_s, left=share, rests_s=rests_s)
+        return replace(self, is_due=False, waits=False, many_s=now_s, left=share, rests_s=rests_s)
 
     def _rests(self, share: float, now_s: float) -> "Sorting":
         """Begins a turn when many accesses have gone below for long enough."""
@@ -172,7 +172,7 @@ class Sorting:
         waits_s = self.rests_s if left and share <= left + WORSE else PATIENCE_S
         if now_s - self.many_s < waits_s:
             return replace(self, left=left)
-        return replace(self, is_due=True, left=left, waits=False, taken=NOTHING)
+        return replace(self, is_due=True, left=left, taken=NOTHING)
 
     def leaves(self, target: Target, *, now_s: float) -> Flags:
         """Tells which pieces are left to the kernel, none of a target that is FIRST_S old.
