@@ -95,16 +95,19 @@ def regret(
     if moved_bytes < LEAST_BYTES:
         return 0.0
     gaps_ns = gaps_ns or (policy.latency_gap_ns,)
-    cost_s = moved_bytes / PAGE_BYTES * policy.move_cost_ns * 1e-9
-    is_cheap = cost_s < CHEAP_SHARE * (judged_s + policy.horizon_s)
-    if is_cheap and moved_bytes < FEW_OF_HOT * _hot_bytes(pieces, ceiling, policy, gaps_ns):
-        return 0.0
     swung = (moved["rose"] < 0) & (moved["swings"] > 0)
     has_rested = moved["held_until_s"] <= now_s
     cold = _is_cold(moved, ceiling, policy, gaps_ns)
     unused = (moved["rose"] > 0) & (moved["owed"] > 0) & has_rested & cold
     is_judged = moved["moved_s"] > now_s - judged_s
-    return float(size[(swung | unused) & is_judged].sum()) / moved_bytes
+    regretted_bytes = float(size[(swung | unused) & is_judged].sum())
+    cost_s = moved_bytes / PAGE_BYTES * policy.move_cost_ns * 1e-9
+    is_cheap = cost_s < CHEAP_SHARE * (judged_s + policy.horizon_s)
+    if regretted_bytes and is_cheap:  # all pieces are looked at only where that matters
+        hot_bytes = _hot_bytes(pieces, ceiling, policy, gaps_ns)
+        if moved_bytes < FEW_OF_HOT * hot_bytes:
+            return 0.0
+    return regretted_bytes / moved_bytes
 
 
 def _hot_bytes(

@@ -172,7 +172,7 @@ class Sorting:
         waits_s = self.rests_s if left and share <= left + WORSE else PATIENCE_S
         if now_s - self.many_s < waits_s:
             return replace(self, left=left)
-        return replace(self, is_due=True, left=left, taken=NOTHING)
+        return replace(self, is_due=True, left=left)
 
     def leaves(self, target: Target, *, now_s: float) -> Flags:
         """Tells which pieces are left to the kernel, none of a target that is FIRST_S old.
