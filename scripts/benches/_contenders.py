@@ -27,8 +27,8 @@ engine = "{engine}"
 demote_cache = {makes_way}
 [policy]
 latency_gap_ns = 4000.0
-room_horizon_s = {room_horizon_s}
 headroom_percent = 0.5
+{policy}
 """ + "".join(f'[[target]]\ncgroup = "/{group}"\n' for group in PLACED)
 """An emulated CPU makes a twentieth of the accesses, and moves take three times as long. With such
 a gap 0.16 accesses of a page in a second pay its move back, where by default it takes 2.7. As much
@@ -110,17 +110,17 @@ def by_tierd(
     zoom: bool = False,
     balancing: str = "ignore",
     engine: str = "move_pages",
-    room_horizon_s: float = 30.0,
+    policy: str = "",
 ) -> Callable[[Guest], AbstractContextManager[object]]:
     """A tierd that looks at single pages, beside the kernel's balancing, or with DAMON's moves.
 
-    Its `room_horizon_s` is the default one where none is given.
+    `policy` is what else its [policy] has.
     """
     rule = RULE.format(
         zoom=str(zoom).lower(),
         balancing=balancing,
         engine=engine,
-        room_horizon_s=room_horizon_s,
+        policy=policy,
         makes_way=str(engine == "move_pages").lower(),
     )
 
@@ -138,7 +138,9 @@ CONTENDERS = (
     Contender(name="kernel", placing=by_kernel),
     Contender(name="damo", placing=by_damo),
     Contender(name="nothing", placing=by_nobody),
-    Contender(name="tierd", placing=by_tierd(zoom=True, room_horizon_s=600.0), is_ours=True),
+    Contender(
+        name="tierd", placing=by_tierd(zoom=True, policy="room_horizon_s = 600.0"), is_ours=True
+    ),
     Contender(name="tierd+kernel", placing=by_tierd(balancing="cooperate"), is_ours=True),
     Contender(name="tierd+damos", placing=by_tierd(engine="damos"), is_ours=True),
 )
