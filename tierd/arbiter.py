@@ -13,6 +13,8 @@ from tierd.kernel import numa_balancing, text
 log = logging.getLogger("tierd")
 
 OWNER = "numa_balancing"
+FIRST_LOOK = 0.7
+"""So much of the time in which the kernel takes what is accessed for hot counts at a first look."""
 LEAVE_OUT = 'leave numa_balancing = "cooperate" out of [conflicts]'
 
 
@@ -37,6 +39,7 @@ class Arbiter:
         moves: bool,
         rests: bool = False,
         sorts: bool = True,
+        first: bool = False,
         budget_mbps: float = math.inf,
     ) -> bool:
         """Returns whether tierd may move pages now.
@@ -46,6 +49,7 @@ class Arbiter:
             moves: whether tierd is to move any. While it isn't, the machine is left as it is.
             rests: whether it moves none for a while, in which the kernel isn't asked to either.
             sorts: whether there is anything that the kernel is to promote, beside tierd.
+            first: whether it looks at something of which tierd's own samples tell nothing yet.
             budget_mbps: the most that the kernel promotes in a second where it is asked to, in MiB.
 
         Raises:
@@ -58,7 +62,8 @@ class Arbiter:
         if moves and wanted is Rival.TAKE_OVER:
             self._turn_off()
         elif self.cooperates:
-            self._turn_on(math.ceil(min(budget_mbps, numa_balancing.MOST_MBPS)), sorts=sorts)
+            limit_mbps = math.ceil(min(budget_mbps, numa_balancing.MOST_MBPS))
+            self._turn_on(limit_mbps, sorts=sorts, first=first)
         else:
             self.held.let_go(OWNER)
         mode = numa_balancing.read_mode(self.held.root)
@@ -82,7 +87,7 @@ class Arbiter:
         if mode is not None and self.held.hold(OWNER, {numa_balancing.PATH: numa_balancing.OFF}):
             log.info("%s; it is off until tierd ends", _says(mode))
 
-    def _turn_on(self, limit_mbps: int, *, sorts: bool) -> None:
+    def _turn_on(self, limit_mbps: int, *, sorts: bool, first: bool) -> None:
         """Has the kernel promote single pages, and demote for them, or only demote."""
         mode, limit = self._otherwise(numa_balancing.PATH), self._otherwise(numa_balancing.LIMIT)
         demotes = text.read(self.held.root / numa_balancing.DEMOTES)
@@ -90,28 +95,32 @@ class Arbiter:
             raise UnsupportedKernel("this kernel places no pages by itself", hint=LEAVE_OUT)
         wanted = {numa_balancing.DEMOTES: numa_balancing.YES}
         if sorts:
-            wanted |= self._often()
+            wanted |= self._looks(first=first)
             wanted[numa_balancing.LIMIT] = str(min(limit, limit_mbps))
             wanted[numa_balancing.PATH] = str(mode | numa_balancing.PROMOTES)
         if self.held.hold(OWNER, wanted) and sorts:
             log.info("the kernel promotes single pages where it matters, and demotes")
 
-    def _often(self) -> dict[str, str]:
+    def _looks(self, *, first: bool) -> dict[str, str]:
         """Has the kernel look as often as it ever does, where debugfs tells of that.
 
         After a look by which it took up little it waits twice as long, up to a minute of the
         program's CPU time. That few of its pages were due then says nothing of the others.
+
+        A first look finds what is accessed all the time at once, and lukewarm pages ever after.
         """
         try:
-            shortest, longest = (
-                text.read(self.held.root / path)
-                for path in (numa_balancing.SHORTEST_LOOK, numa_balancing.LONGEST_LOOK)
-            )
+            shortest = self._otherwise(numa_balancing.SHORTEST_LOOK)
+            longest = self._otherwise(numa_balancing.LONGEST_LOOK)
+            within_ms = self._otherwise(numa_balancing.HOT_WITHIN)
         except PermissionError:  # a kernel that is locked down
             return {}
-        if shortest is None or longest is None:
-            return {}
-        return {numa_balancing.LONGEST_LOOK: shortest}
+        looks = {}
+        if shortest is not None and longest is not None:
+            looks[numa_balancing.LONGEST_LOOK] = str(shortest)
+        if first and within_ms is not None:
+            looks[numa_balancing.HOT_WITHIN] = str(math.ceil(FIRST_LOOK * within_ms))
+        return looks
 
     def _otherwise(self, path: str) -> int | None:
         """What a setting would be if it were not held."""

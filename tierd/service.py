@@ -327,8 +327,14 @@ class Service:
             self.daemon.cache.hold(self.settings.migrate.demote_cache and moves)
 
     def _may_move(self, settings: Config) -> bool:
-        sorts = self.daemon.sorting.promotes
-        may_move = _may_move(self.arbiter, settings, rests=self._rests(), sorts=sorts)
+        sorting = self.daemon.sorting
+        may_move = _may_move(
+            self.arbiter,
+            settings,
+            rests=self._rests(),
+            sorts=sorting.promotes,
+            first=not sorting.knows,
+        )
         self.daemon.sorted_by_kernel = self.arbiter.cooperates
         return may_move
 
@@ -488,13 +494,19 @@ def _set_up(
 
 
 def _may_move(
-    arbiter: Arbiter, settings: Config, *, rests: bool = False, sorts: bool = True
+    arbiter: Arbiter,
+    settings: Config,
+    *,
+    rests: bool = False,
+    sorts: bool = True,
+    first: bool = True,
 ) -> bool:
     return arbiter.may_move(
         settings.conflicts.numa_balancing,
         moves=settings.policy.mode.moves,
         rests=rests,
         sorts=sorts,
+        first=first,
         budget_mbps=settings.migrate.budget_mbps,
     )
 

@@ -167,6 +167,7 @@ class Undisputed:
     note = None
     rests = False
     sorts = True
+    first = True
 
     def may_move(
         self,
@@ -175,9 +176,10 @@ class Undisputed:
         moves: bool,
         rests: bool = False,
         sorts: bool = True,
+        first: bool = False,
         budget_mbps: float = 0,
     ) -> bool:
-        self.rests, self.sorts = rests, sorts
+        self.rests, self.sorts, self.first = rests, sorts, first
         return moves
 
     @property

@@ -226,6 +226,18 @@ def test_the_kernel_looks_often_while_it_sorts(
     assert longest_look.read_text().strip() == "60000"
 
 
+def test_the_first_look_takes_less_for_hot(root: Path, arbiter: Arbiter, journal: Journal) -> None:
+    within = root / numa_balancing.HOT_WITHIN
+    within.parent.mkdir(parents=True)
+    within.write_text("1000\n")
+    write(root, "0")
+    for first, milliseconds in ((True, "700"), (False, "1000"), (True, "700"), (True, "700")):
+        arbiter.may_move(Rival.COOPERATE, moves=True, first=first)
+        assert within.read_text().strip() == milliseconds
+    list(journal.undo())
+    assert within.read_text().strip() == "1000"
+
+
 def test_it_looks_as_it_does_where_debugfs_is_locked(
     root: Path, arbiter: Arbiter, longest_look: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

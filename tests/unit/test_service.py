@@ -229,6 +229,14 @@ def test_the_kernel_is_to_sort_what_is_left(service: Service) -> None:
     assert not arbiter.sorts
 
 
+def test_the_kernels_first_look_is_one_before_samples_tell(service: Service) -> None:
+    arbiter = cast(Undisputed, service.arbiter)
+    for knows in (False, True):
+        service.daemon.sorting = Sorting(knows=knows)
+        service.follow_rival()
+        assert arbiter.first is not knows
+
+
 def test_the_kernels_looks_are_followed_between_rounds(service: Service, machine: Machine) -> None:
     """Until the first one at a new target is over; then the kernel waits, and tierd as ever."""
     daemon, waited = service.daemon, list[float]()

@@ -15,10 +15,17 @@ from guests.workloads import Hotset, hotset
 
 BALANCING = "/proc/sys/kernel/numa_balancing"
 LIMIT = f"{BALANCING}_promote_rate_limit_MBps"
-LONGEST_LOOK = "/sys/kernel/debug/sched/numa_balancing/scan_period_max_ms"
-OFF = (b"0\n", b"false\n", b"65536\n", b"60000\n")
-ON, LESS = ((b"2\n", b"true\n", limit, b"1000\n") for limit in (b"128\n", b"64\n"))
-AT_REST = (b"0\n", b"true\n", b"65536\n", b"60000\n")
+LOOKS = "/sys/kernel/debug/sched/numa_balancing/"
+SETTINGS = (
+    BALANCING,
+    DEMOTION,
+    LIMIT,
+    f"{LOOKS}scan_period_max_ms",
+    f"{LOOKS}hot_threshold_ms",
+)
+OFF = (b"0\n", b"false\n", b"65536\n", b"60000\n", b"1000\n")
+ON, LESS = ((b"2\n", b"true\n", limit, b"1000\n", b"700\n") for limit in (b"128\n", b"64\n"))
+AT_REST = (b"0\n", b"true\n", b"65536\n", b"60000\n", b"1000\n")
 
 SPARSE = ("--mib", "128", "--hot-mib", "48", "--stride")
 WINDOW = ("--mib", "256", "--hot-mib", "64")
@@ -88,7 +95,7 @@ def becomes(guest: Guest, running: Tierd, wanted: tuple[bytes, ...]) -> None:
 
 
 def how_set(guest: Guest) -> tuple[bytes, ...]:
-    return tuple(guest.read(path) for path in (BALANCING, DEMOTION, LIMIT, LONGEST_LOOK))
+    return tuple(guest.read(path) for path in SETTINGS)
 
 
 @contextmanager

@@ -33,8 +33,9 @@ CONFIG = "/etc/tierd/tierd.toml"
 DROP_IN = "/etc/tierd/tierd.toml.d/50-test.toml"
 UNIT_DROP_IN = Path("/run/systemd/system/tierd.service.d/test.conf")
 NUMA_BALANCING = "/proc/sys/kernel/numa_balancing"
-LONGEST_LOOK = "/sys/kernel/debug/sched/numa_balancing/scan_period_max_ms"
-PROMOTES = (NUMA_BALANCING, DEMOTION, LONGEST_LOOK)
+LOOKS = "/sys/kernel/debug/sched/numa_balancing/"
+LONGEST_LOOK, HOT_WITHIN = (f"{LOOKS}{name}_ms" for name in ("scan_period_max", "hot_threshold"))
+PROMOTES = (NUMA_BALANCING, DEMOTION, LONGEST_LOOK, HOT_WITHIN)
 METRICS = "127.0.0.1:9464"
 SETTINGS = """
 [conflicts]
@@ -295,8 +296,9 @@ def test_confined_it_has_the_kernel_promote_and_puts_all_back(service: Service) 
     meanwhile = [guest.read(path) for path in PROMOTES]
     guest.write(DROP_IN, (SETTINGS + RULE).encode())
     guest.run(["systemctl", "stop", "tierd"], timeout=WITHIN_S)
-    assert meanwhile == [b"2\n", b"true\n", b"1000\n"], service.log()
-    assert [guest.read(path) for path in PROMOTES] == before == [b"0\n", b"false\n", b"60000\n"]
+    assert meanwhile == [b"2\n", b"true\n", b"1000\n", b"700\n"], service.log()
+    assert [guest.read(path) for path in PROMOTES] == before
+    assert before == [b"0\n", b"false\n", b"60000\n", b"1000\n"]
 
 
 def test_a_new_cxl_device_becomes_memory_where_that_is_asked_for(service: Service) -> None:

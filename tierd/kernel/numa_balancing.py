@@ -8,8 +8,9 @@ for these is demoted, and not swapped out, where numa/demotion_enabled is on
 MiB a second.
 
 How often the kernel looks at a program's memory it decides by itself: once in so much of its CPU
-time, from the shortest period to the longest (kernel/sched/fair.c), in milliseconds. With debugfs
-both can be set.
+time, from the shortest period to the longest (kernel/sched/fair.c), in milliseconds. What is
+accessed within so many after a look is hot, for the first minute after promotions were turned on;
+later the kernel adapts that to their limit. With debugfs all three can be set.
 """
 
 from pathlib import Path
@@ -24,6 +25,7 @@ DEMOTES = "sys/kernel/mm/numa/demotion_enabled"
 SHORTEST_LOOK, LONGEST_LOOK = (
     f"sys/kernel/debug/sched/numa_balancing/scan_period_{which}_ms" for which in ("min", "max")
 )
+HOT_WITHIN = "sys/kernel/debug/sched/numa_balancing/hot_threshold_ms"
 OFF = "0"
 YES = "true"
 PROMOTES = 2
