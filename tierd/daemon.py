@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tierd.arenas import Arenas, Steered, may_have
 from tierd.config import Config
 from tierd.decide.aside import Awaited
+from tierd.decide.below import is_spare
 from tierd.decide.guard import judge, promotable
 from tierd.decide.heat import ceiling
 from tierd.decide.latency import Latencies, Way, closed, take_in
@@ -220,8 +221,8 @@ class Daemon:
         counted = self.awaited.counted(rooms, now_s=begin_s)
         made = self._decide(targets, counted, begin_s)
         self._move(made, begin_s)
-        if self.sorted_by_kernel and self.moved_lately:
-            placed = (self.watched[target.pid].pieces for target in targets)
+        if self.sorted_by_kernel and self.sorting.is_due:
+            placed = [self.watched[target.pid].pieces for target in targets]
             self.sorting = self.sorting.once_moved(placed, now_s=begin_s)
         self._zoom(targets, begin_s)
         planned_bytes = int(made.moves["bytes"].sum())
@@ -449,6 +450,7 @@ class Daemon:
             pinned=pinned,
             fixed=fixed,
             rests=watched.pin is None and self._rests(watched, pieces, most, now_s),
+            spare=is_spare(watched.pieces),
             tenant=self.tenants.index(watched.process.cgroup),
         )
         if not watched.is_looked_at(now_s):

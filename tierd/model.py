@@ -413,8 +413,9 @@ class Target:
     `ceiling` is the heat above which its samples cannot tell pieces apart. What is `pinned` counts
     as hotter than all else, and makes way for nobody; what is `fixed` is not moved at all. What
     `awaits_look` is about to be looked at page by page. What is `unsorted` is left to the kernel's
-    promotions, and of a target that `rests` nothing but what is pinned is moved up. `tenant` is an
-    index into those that the plan is for.
+    promotions, what is `spare` gains next to nothing in the fastest tier, and of a target that
+    `rests` nothing but what is pinned is moved up. `tenant` is an index into those that the plan is
+    for.
     """
 
     pid: Pid
@@ -424,6 +425,7 @@ class Target:
     fixed: Flags = False
     awaits_look: Flags = False
     unsorted: Flags = False
+    spare: Flags = False
     rests: bool = False
     tenant: int = 0
 
@@ -471,6 +473,7 @@ class Kept(StrEnum):
     PINNED = "it is pinned where it is"
     LOOK = "its pages are to be looked at one by one first"
     SORTS = "the kernel is to sort its pages first"
+    SPARE = "its process has few accesses there, and far more of other pages"
 
 
 KEPT_CODE: Mapping[Kept, int] = {why: code for code, why in enumerate(Kept, 1)}

@@ -168,6 +168,7 @@ class Undisputed:
     rests = False
     sorts = True
     first = True
+    budget_mbps = 0.0
 
     def may_move(
         self,
@@ -180,6 +181,7 @@ class Undisputed:
         budget_mbps: float = 0,
     ) -> bool:
         self.rests, self.sorts, self.first = rests, sorts, first
+        self.budget_mbps = budget_mbps
         return moves
 
     @property
@@ -306,9 +308,9 @@ PAGES = len(SPAN) // PAGE_BYTES
 HALF_HOT = range(BASE, BASE + 32 * MIB)
 
 
-def half_hot(snapshots: int, hits: int = 20) -> list[Accesses]:
+def half_hot(snapshots: int, hits: int = 20, others: int = 0) -> list[Accesses]:
     """Snapshots of which the first half of SPAN is hot, as hot as it can be with 20 hits."""
     return [
-        snapshot([0, PAGES // 2, PAGES], [hits, 0], at_s=number * AGGREGATION_S)
+        snapshot([0, PAGES // 2, PAGES], [hits, others], at_s=number * AGGREGATION_S)
         for number in range(snapshots)
     ]

@@ -400,6 +400,16 @@ def test_a_round_that_takes_too_long_is_not_made_up_for(machine: Machine) -> Non
     assert [at_s - begun_s[0] for at_s in begun_s] == pytest.approx([0.0, 3.5, 4.5])
 
 
+@pytest.mark.parametrize("hits", [20, 5])
+def test_few_accesses_are_worth_no_move(machine: Machine, hits: int) -> None:
+    """Of what is accessed five times a second, beside memory that is 35 times as hot, or twice."""
+    machine.start(HOT, Memory(SPAN))
+    machine.rounds(machine.daemon(FakeSampler(half_hot(60, hits, 2), machine)), 20)
+    memory = machine.memory[HOT]
+    assert memory.share(HALF_HOT, DRAM) == 1
+    assert memory.share(SPAN, DRAM) == (0.5 if hits == 20 else 1)
+
+
 def test_while_paused_nothing_moves(machine: Machine) -> None:
     machine.start(HOT, Memory(SPAN))
     daemon = machine.daemon(FakeSampler(half_hot(60), machine))

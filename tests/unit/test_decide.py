@@ -389,6 +389,21 @@ def test_what_is_left_to_the_kernel_does_not_rise() -> None:
     assert rising(replace(target, unsorted=first, pinned=first)) == ([0, 9, 18], {})
 
 
+def test_what_is_spare_does_not_rise_to_the_fastest_tier() -> None:
+    """But to one in between, and being warm, into room that is left."""
+    made = pieces((0, 9, 2 * HOT, [0, 0, 1]), (9, 9, HOT, [0, 0, 1]), (18, 9, HOT, [0, 1]))
+    target = Target(pid=Pid(1), pieces=made, ceiling=np.inf, spare=np.array([False, True, True]))
+
+    def placed(target: Target, policy: Policy = POLICY) -> Plan:
+        return plan([target], rooms(100, 100, 0), policy, now_s=0, budget_bytes=1 << 30)
+
+    kept = placed(target)
+    assert [pages_moved(kept, *way) for way in ((2, 0), (2, 1), (1, 0))] == [9, 9, 0]
+    assert kept.kept == {Kept.SPARE: 18 * PAGE_BYTES}
+    assert pages_moved(placed(replace(target, pinned=target.spare)), 1, 0) == 9
+    assert pages_moved(placed(target, FILLING), 1, 0) == 9
+
+
 def test_beside_the_kernel_nothing_is_demoted_for_room_alone() -> None:
     made = pieces((0, 100, 0.0, (1,)))
     short = rooms(0, 1000, headroom_pages=50)

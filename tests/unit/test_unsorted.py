@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
 
-from tests.unit.test_decide import PLACES, on_three_tiers, pieces
+from tests.unit.test_decide import pieces
+from tierd.decide.below import below
 from tierd.decide.unsorted import (
     FIRST_S,
     PATIENCE_S,
@@ -18,7 +18,6 @@ from tierd.decide.unsorted import (
     WAITS_MOST_S,
     YOUNG_S,
     Sorting,
-    below,
 )
 from tierd.model import PAGE_BYTES, KernelMoves, Pid, Target
 
@@ -47,42 +46,6 @@ def rounds(
 def seen(*targets: Target, watched: Collection[Pid] = (Pid(1),)) -> Sorting:
     """What is known at 0 s of targets that are not new any more."""
     return Sorting().after(targets, watched, now_s=-YOUNG_S).after(targets, watched, now_s=0)
-
-
-@pytest.mark.parametrize(
-    ("places", "share"),
-    [
-        ([(0, 100, HOT, [1]), (100, 100, HOT, [0, 1])], 0.5),
-        ([(0, 100, HOT, [0.5, 0.5])], 0.25),
-        ([(0, 100, HOT, [0.9, 0.1])], 0.01),
-        ([(0, 100, HOT, [0, 0.5, 0.5])], 1.0),
-        ([(0, 100, 0.0, [0, 1])], 0.0),
-        ([], 0.0),
-    ],
-)
-def test_of_a_mixture_the_hottest_pages_are_above(
-    places: list[tuple[int, int, float, Sequence[float]]], share: float
-) -> None:
-    assert below(target(*places).pieces) == pytest.approx(share)
-
-
-def test_what_may_be_anywhere_counts_as_below() -> None:
-    one = target((0, 100, HOT, [1]), (100, 100, HOT, []), (200, 100, HOT, []))
-    one.pieces["probed_s"][1] = -np.inf
-    assert below(one.pieces) == pytest.approx(0.5), "the third is known to be nowhere"
-
-
-def test_what_is_accessed_all_the_time_hides_nothing() -> None:
-    """A program's code and tables beside its data, of which a fifth is in fast memory."""
-    code = (0, 50, 1e4 * HOT, [1])
-    data = [(50, 190, HOT, [1]), (240, 760, HOT, [0, 1])]
-    assert below(target(code, *data).pieces) == pytest.approx(0.76)
-
-
-@given(PLACES)
-def test_it_is_a_share(places: list[tuple[int, float, int]]) -> None:
-    share = below(on_three_tiers(places))
-    assert 0 <= share <= 1 + 1e-9
 
 
 def test_it_begins_at_once_and_ends_when_all_is_sorted() -> None:
@@ -236,6 +199,25 @@ def test_it_waits_for_what_comes_alone() -> None:
     assert waits.after([], [Pid(1), Pid(2)], now_s=2).promotes, "another one comes"
     at_rest = seen(SORTED)
     assert looked(at_rest, OVER, OVER, now_s=0.3) is at_rest
+
+
+def test_a_later_look_is_for_what_has_to_rise() -> None:
+    """As many pages as samples tell of; what tierd has moved itself is not among them."""
+    some = target((0, 10, HOT, [0, 1]), (10, 100, HOT, [1]), (110, 100, HOT / 100, [0, 1]))
+    first = Sorting().after([], [some.pid], now_s=0)
+    young = first.after([some], [some.pid], now_s=1).once_moved([some.pieces], now_s=1)
+    assert (young.promotes, young.lacking_pages) == (True, math.inf), "they tell little yet"
+    known = young.after([some], [some.pid], now_s=2).once_moved([some.pieces], now_s=2)
+    assert (known.promotes, known.lacking_pages) == (True, 10)
+    risen = some.pieces.copy()
+    risen["resident"][0, :2] = 0.5
+    both = known.once_moved([risen, UNSORTED.pieces], now_s=2)
+    assert both.lacking_pages == 105
+
+
+def test_how_much_has_to_rise_is_not_known_when_a_turn_begins() -> None:
+    known = replace(RESTED, lacking_pages=1.0).after([WARMER], [WARMER.pid], now_s=0)
+    assert (known.is_due, known.promotes) == (True, True)
 
 
 RESTED = Sorting(is_due=False, many_s=-PATIENCE_S, left=0.25, rests_s=500, came_s={WARM.pid: -1000})

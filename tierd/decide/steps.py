@@ -38,6 +38,7 @@ class Steps:
         pinned: NDArray[np.bool_],
         awaits_look: NDArray[np.bool_],
         unsorted: NDArray[np.bool_],
+        spare: NDArray[np.bool_],
         rests: NDArray[np.bool_],
         tenant: NDArray[np.intp],
         tenants: Sequence[Tenant],
@@ -62,6 +63,7 @@ class Steps:
         self.pinned = pinned
         self.awaits_look = awaits_look
         self.unsorted = unsorted & ~pinned
+        self.spare = spare & ~pinned
         self.rests = rests & ~pinned
         self.tenant, self.tenants, self.elsewhere = tenant, tenants, elsewhere
         self.weight = np.array([each.weight for each in tenants])
@@ -297,12 +299,14 @@ class Steps:
         rests, held, swings = (flags[stock.piece] for flags in (self.rests, self.held, self.swings))
         held &= ~(self.rises_on[stock.piece] & (stock.tier == self.fastest[stock.piece]))
         closed, unsorted = self._is_closed(stock, rank), self.unsorted[stock.piece]
-        may_rise = hot & ~rests & ~closed & ~unsorted
-        if (hot & (rests | closed | unsorted | held)).any():
+        spare = self.spare[stock.piece] if rank == 0 else np.zeros(len(hot), np.bool_)
+        may_rise = hot & ~(rests | closed | spare | unsorted)
+        if (hot & (rests | closed | spare | unsorted | held)).any():
             for why, kept in (
                 (Kept.RESTS, hot & rests),
                 (Kept.LOADED, hot & ~rests & closed),
-                (Kept.SORTS, hot & ~rests & ~closed & unsorted),
+                (Kept.SPARE, hot & ~(rests | closed) & spare),
+                (Kept.SORTS, hot & ~(rests | closed | spare) & unsorted),
                 (Kept.HELD, may_rise & held & ~swings),
                 (Kept.SWINGS, may_rise & held & swings),
             ):

@@ -10,12 +10,12 @@ Its first look at a new target finds the hot pages, and goes on to lukewarm ones
 come a second later, and find more of these, before anything is known of the target by samples: so
 it waits for them.
 
+A later look is for the hot pages alone that samples tell of: as many as have to rise until few
+accesses go below, since a look finds the hottest first.
+
 Once it has filled the fastest tier, it takes up what is accessed for what was not lately, and goes
 on so for ever where more is warm than finds room. So it rests then too, and has another turn ever
 later, but soon where more accesses go below than when its last one ended.
-
-How often the hottest pages are accessed counts for no more than that of others: what a program
-accesses all the time, its code and its tables, would hide that all its data are below.
 
 The hot pages of a new target the kernel tells apart within its first passes over it. If regions
 were moved by their means meanwhile, they would take the room that those pages need; so what may
@@ -29,13 +29,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.decide.below import FEW, below, lacking_bytes
 from tierd.decide.worth import NEAR_CEILING, is_unsure
-from tierd.model import Flags, Floats, KernelMoves, Pid, Target
+from tierd.model import PAGE_BYTES, Flags, KernelMoves, Pid, Target
 
-HOTTEST = 0.1
-"""This share of a target's memory counts as hot as the coldest of it."""
-FEW, MANY = 0.03, 0.05
-"""Shares of a target's accesses below: the kernel stops sorting at one, and begins at the other."""
+MANY = 0.05
+"""Share of a target's accesses below at which the kernel begins to sort; at FEW it stops."""
 YOUNG_S = 1.5
 """So old a target has to be: the first samples come after a second, and tell little, the next ones
 after another, or a little less."""
@@ -60,9 +59,6 @@ The longest period of the kernel's looks by itself (numa_balancing/scan_period_m
 
 NOTHING = KernelMoves()
 
-_LESS_BITS = 15
-"""Of a float32, that a bin of the histogram leaves out: 8 of its 23 bits of precision are left."""
-
 
 @dataclass(frozen=True, slots=True)
 class Sorting:
@@ -72,7 +68,8 @@ class Sorting:
     the share that went below when the last turn ended with a full tier, infinite while it is not
     known, 0 where it ended with few; and `rests_s` how long the kernel rests then. `waits` is
     whether its next look does, for what samples tell of a new target, and `knows` whether they do;
-    `taken` is what it has done since the last round, and `last` in the last step of that.
+    `taken` is what it has done since the last round, and `last` in the last step of that. As
+    samples have it `lacking_pages` have to rise, infinitely many while they tell nothing.
     """
 
     is_due: bool = True
@@ -84,6 +81,7 @@ class Sorting:
     knows: bool = False
     taken: KernelMoves = NOTHING
     last: KernelMoves = NOTHING
+    lacking_pages: float = math.inf
 
     @property
     def promotes(self) -> bool:
@@ -138,10 +136,11 @@ class Sorting:
         seen = replace(seen, waits=self.waits and self._may_wait(now_s), taken=NOTHING)
         return seen._goes_on(share, now_s, is_full=is_full)
 
-    def once_moved(self, placed: Iterable[NDArray[np.void]], *, now_s: float) -> "Sorting":
+    def once_moved(self, placed: Sequence[NDArray[np.void]], *, now_s: float) -> "Sorting":
         """Returns what becomes of it once regions were moved.
 
-        A turn ends with that: the kernel's next look would find little but lukewarm pages.
+        A turn ends with that, or has fewer pages to find: the kernel's next look would find little
+        but lukewarm ones.
 
         Args:
             placed: the pieces of each of the same targets as they lie now.
@@ -149,7 +148,9 @@ class Sorting:
         """
         if not self.is_due:
             return self
-        return self._goes_on(_most_below(placed), now_s, is_full=False)
+        moved = self._goes_on(_most_below(placed), now_s, is_full=False)
+        lacking_pages = sum(map(lacking_bytes, placed)) / PAGE_BYTES if moved.knows else math.inf
+        return replace(moved, lacking_pages=lacking_pages)
 
     def _goes_on(self, share: float, now_s: float, *, is_full: bool) -> "Sorting":
         """Ends a turn with few accesses below, or once what rises has others make way.
@@ -172,7 +173,7 @@ class Sorting:
         waits_s = self.rests_s if left and share <= left + WORSE else PATIENCE_S
         if now_s - self.many_s < waits_s:
             return replace(self, left=left)
-        return replace(self, is_due=True, left=left)
+        return replace(self, is_due=True, left=left, lacking_pages=math.inf)
 
     def leaves(self, target: Target, *, now_s: float) -> Flags:
         """Tells which pieces are left to the kernel, none of a target that is FIRST_S old.
@@ -193,32 +194,3 @@ def _sum(one: KernelMoves, other: KernelMoves) -> KernelMoves:
 def _most_below(each: Iterable[NDArray[np.void]]) -> float:
     """Returns the most that go below of any target, infinite where there is none."""
     return max(map(below, each), default=math.inf)
-
-
-def below(pieces: NDArray[np.void]) -> float:
-    """Returns the share of a target's accesses that go below the fastest tier now, 0 to 1.
-
-    Those count among them of which it is not known where they go. Of a piece on several tiers the
-    hottest pages are taken to be in the fastest, as steps.times_the_mean() has it: with the share
-    `f` there, `(1 - f)^2` of its accesses go below.
-    """
-    is_known = np.isfinite(pieces["probed_s"])
-    present = np.where(is_known, pieces["resident"].sum(axis=1, dtype=np.float64), 1.0)
-    size = (pieces["end"] - pieces["start"]) * present
-    accesses = size * _bounded(pieces["short"], size)
-    total = float(accesses.sum())
-    share = 1 - pieces["resident"][:, 0] / np.maximum(present, np.finfo(np.float64).tiny)
-    return float(accesses @ share**2) / total if total else 0.0
-
-
-def _bounded(heat: NDArray[np.float32], size: Floats) -> NDArray[np.float32]:
-    """Returns the heat, none of it beyond that which only the hottest memory has.
-
-    That is told to half a percent, from a histogram: floats from 0 on are ordered as their bits.
-    """
-    if not len(heat):
-        return heat
-    bins = np.ascontiguousarray(heat).view(np.uint32) >> _LESS_BITS
-    hotter = np.cumsum(np.bincount(bins, size)[::-1])
-    coldest = len(hotter) - 1 - np.searchsorted(hotter, HOTTEST * hotter[-1])
-    return np.asarray(np.minimum(heat, heat[bins == coldest].min()), np.float32)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many of a target's accesses go below the fastest tier, and for which memory that matters.
+
+How often the hottest pages are accessed counts for no more than that of others: what a program
+accesses all the time, its code and its tables, would hide that all its data are below.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierd.decide.heat import score
+from tierd.model import Flags, Floats
+
+HOTTEST = 0.1
+"""This share of a target's memory counts as hot as the coldest of it."""
+FEW = 0.03
+"""This share of a target's accesses is few."""
+LUKEWARM = 1 / 16
+"""And so are those of a page below this share of what the page of an access has on average."""
+
+_LESS_BITS = 15
+"""Of a float32, that a bin of a histogram leaves out: 8 of its 23 bits of precision are left."""
+
+
+ROWS = 8192
+
+Singles: TypeAlias = NDArray[np.float32]
+
+
+class _Bins(NamedTuple):
+    """Memory by its heat, which is told to half a percent: floats from 0 on are as their bits."""
+
+    of_piece: NDArray[np.uint32]
+    heat: Floats
+    """Of each bin, none beyond that of the coldest of the hottest memory."""
+    accesses: Floats
+    """In a second."""
+
+
+def below(pieces: NDArray[np.void]) -> float:
+    """Returns the share of a target's accesses that go below the fastest tier now, 0 to 1.
+
+    Those count among them of which it is not known where they go. Of a piece on several tiers the
+    hottest pages are taken to be in the fastest, as steps.times_the_mean() has it: with the share
+    `f` there, `(1 - f)^2` of its accesses go below.
+    """
+    heat, present, lies_below = _columns(pieces, _short)
+    bins = _bins(heat, present)
+    total = float(bins.accesses.sum())
+    if not total:
+        return 0.0
+    share = np.divide(lies_below, np.maximum(present, 1), dtype=np.float32)
+    return float((_by_bin(bins, lies_below * share) * bins.heat).sum()) / total
+
+
+def lacking_bytes(pieces: NDArray[np.void]) -> float:
+    """Returns how much of a target has to rise until few of its accesses go below."""
+    heat, present, lies_below = _columns(pieces, score)
+    bins = _bins(heat, present)
+    below_bytes = _by_bin(bins, lies_below)
+    return float(below_bytes[~_few(bins, below_bytes)].sum())
+
+
+def is_spare(pieces: NDArray[np.void]) -> Flags:
+    """Tells which pieces of a target gain next to nothing in the fastest tier.
+
+    All of them that are not there have few of its accesses together, and each of their pages is
+    accessed far less often than those that have most: of memory that is alike none is spare.
+    """
+    heat, present, lies_below = _columns(pieces, score)
+    bins = _bins(heat, present)
+    total = float(bins.accesses.sum())
+    if not total:
+        return False
+    mean = float((bins.accesses * bins.heat).sum()) / total
+    is_few = _few(bins, _by_bin(bins, lies_below))
+    return np.asarray((is_few & (bins.heat < LUKEWARM * mean))[bins.of_piece], np.bool_)
+
+
+def _short(pieces: NDArray[np.void]) -> Singles:
+    return np.asarray(pieces["short"], np.float32)
+
+
+def _columns(
+    pieces: NDArray[np.void], heat: Callable[[NDArray[np.void]], Singles]
+) -> tuple[Singles, Singles, Singles]:
+    """Returns each piece's heat, its bytes that are present, and those that are below.
+
+    Some thousands at a time, which the cache of a CPU holds: each field is read from all rows.
+    """
+    heats, presents, belows = (np.empty(len(pieces), np.float32) for _ in range(3))
+    for begin in range(0, len(pieces), ROWS):
+        rows = slice(begin, begin + ROWS)
+        part = pieces[rows]
+        resident = part["resident"]
+        present = np.einsum("ij->i", resident)  # a fifth of the time that sum() takes
+        present[np.isinf(part["probed_s"])] = 1.0
+        size = (part["end"] - part["start"]).astype(np.float32)
+        heats[rows], presents[rows] = heat(part), size * present
+        belows[rows] = size * (present - resident[:, 0])
+    return heats, presents, belows
+
+
+def _bins(heat: Singles, size: Singles) -> _Bins:
+    """Sorts memory by its heat."""
+    of_piece = np.asarray(np.ascontiguousarray(heat).view(np.uint32) >> _LESS_BITS, np.uint32)
+    bytes_ = np.bincount(of_piece, size)
+    least = (np.arange(len(bytes_), dtype=np.uint32) << _LESS_BITS).view(np.float32)
+    if len(least):
+        hotter = np.cumsum(bytes_[::-1])
+        coldest = len(least) - 1 - np.searchsorted(hotter, HOTTEST * hotter[-1])
+        least = np.minimum(least, least[coldest])
+    bounded = least.astype(np.float64)
+    return _Bins(of_piece, bounded, bytes_ * bounded)
+
+
+def _by_bin(bins: _Bins, size: Singles) -> Floats:
+    """Returns the bytes of each bin."""
+    return np.asarray(np.bincount(bins.of_piece, size, len(bins.heat)), np.float64)
+
+
+def _few(bins: _Bins, below_bytes: Floats) -> NDArray[np.bool_]:
+    """Tells the bins that have few accesses below, together with all that are no hotter."""
+    no_hotter = np.cumsum(below_bytes * bins.heat)
+    return np.asarray(no_hotter <= FEW * bins.accesses.sum(), np.bool_)
