@@ -55,7 +55,7 @@ from tierd.migrate.cache import Cache
 from tierd.migrate.limits import LimitsReader
 from tierd.migrate.mover import Mover
 from tierd.migrate.schemes import KernelSchemes
-from tierd.model import NodeId, Pid, Pin, Topology
+from tierd.model import PAGE_BYTES, NodeId, Pid, Pin, Topology
 from tierd.observe import status
 from tierd.observe.events import History, event
 from tierd.provision.create import has_journal, open_journal
@@ -70,6 +70,7 @@ _SLOWLY = (
     "accesses are read from sysfs, fewer and slower: tracefs or perf is out of reach "
     "(tierctl doctor, as the user that runs tierd)"
 )
+PAGES_PER_MIB = (1 << 20) // PAGE_BYTES
 STEP_S = 0.1
 """So often it is looked at what the kernel takes up, while it does."""
 COMMAND_S = 10.0
@@ -334,6 +335,7 @@ class Service:
             rests=self._rests(),
             sorts=sorting.promotes,
             first=not sorting.knows,
+            budget_mbps=min(settings.migrate.budget_mbps, sorting.lacking_pages / PAGES_PER_MIB),
         )
         self.daemon.sorted_by_kernel = self.arbiter.cooperates
         return may_move
@@ -423,7 +425,8 @@ def _set_up(
     cache = stack.enter_context(Cache(held))  # waits for the kernel before all is put back
     if settings.migrate.demote_cache:
         cache.require(topology)
-    may_move = _may_move(arbiter, settings)
+    budget_mbps = settings.migrate.budget_mbps
+    may_move = _may_move(arbiter, settings, budget_mbps=budget_mbps)
     schemes = KernelSchemes(Admin()) if settings.migrate.engine is Engine.DAMOS else None
     if schemes is not None:
         require_fit(topology)
@@ -500,6 +503,7 @@ def _may_move(
     rests: bool = False,
     sorts: bool = True,
     first: bool = True,
+    budget_mbps: float,
 ) -> bool:
     return arbiter.may_move(
         settings.conflicts.numa_balancing,
@@ -507,7 +511,7 @@ def _may_move(
         rests=rests,
         sorts=sorts,
         first=first,
-        budget_mbps=settings.migrate.budget_mbps,
+        budget_mbps=budget_mbps,
     )
 
 

@@ -2,6 +2,7 @@
 """What changes a running daemon, on a fake machine."""
 
 import json
+import math
 import socket
 from base64 import b64decode
 from collections.abc import Callable
@@ -48,7 +49,7 @@ from tierd.observe.moments import load
 from tierd.recorder import Recordings
 from tierd.sample.fused import Fused
 from tierd.sample.session import Session
-from tierd.service import STEP_S, CommandLine, Service, make_mover
+from tierd.service import PAGES_PER_MIB, STEP_S, CommandLine, Service, make_mover
 
 
 class FakeFinder:
@@ -235,6 +236,16 @@ def test_the_kernels_first_look_is_one_before_samples_tell(service: Service) -> 
         service.daemon.sorting = Sorting(knows=knows)
         service.follow_rival()
         assert arbiter.first is not knows
+
+
+def test_the_kernel_promotes_no_more_than_has_to_rise(service: Service) -> None:
+    """Nor than tierd itself may move."""
+    arbiter = cast(Undisputed, service.arbiter)
+    most_mbps = service.settings.migrate.budget_mbps
+    for mib, told_mbps in ((math.inf, most_mbps), (2 * most_mbps, most_mbps), (10, 10)):
+        service.daemon.sorting = Sorting(lacking_pages=mib * PAGES_PER_MIB)
+        service.follow_rival()
+        assert (arbiter.sorts, arbiter.budget_mbps) == (True, told_mbps)
 
 
 def test_the_kernels_looks_are_followed_between_rounds(service: Service, machine: Machine) -> None:
