@@ -100,7 +100,7 @@ class View:
         for rank, name in self.daemon.names.items():
             there = size * pieces["resident"][:, rank]
             in_buckets: NDArray[Any] = np.bincount(bucket, there, len(metrics.BOUNDS) + 1)
-            found[name] = Heat(bytes=in_buckets, total=float(there @ heat))
+            found[name] = Heat(bytes=in_buckets, total=float((there * heat).sum()))
         return found
 
 
