@@ -23,9 +23,8 @@ LUKEWARM = 1 / 16
 
 _LESS_BITS = 15
 """Of a float32, that a bin of a histogram leaves out: 8 of its 23 bits of precision are left."""
-
-
-ROWS = 8192
+_ROWS = 8192
+"""So many pieces the cache of a CPU holds."""
 
 Singles: TypeAlias = NDArray[np.float32]
 
@@ -89,11 +88,11 @@ def _columns(
 ) -> tuple[Singles, Singles, Singles]:
     """Returns each piece's heat, its bytes that are present, and those that are below.
 
-    Some thousands at a time, which the cache of a CPU holds: each field is read from all rows.
+    Some thousands at a time, since for each field all of a row is read.
     """
     heats, presents, belows = (np.empty(len(pieces), np.float32) for _ in range(3))
-    for begin in range(0, len(pieces), ROWS):
-        rows = slice(begin, begin + ROWS)
+    for begin in range(0, len(pieces), _ROWS):
+        rows = slice(begin, begin + _ROWS)
         part = pieces[rows]
         resident = part["resident"]
         present = np.einsum("ij->i", resident)  # a fifth of the time that sum() takes
