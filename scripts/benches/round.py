@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benches.figure import Figure
+from tierd.decide.below import is_spare
 from tierd.decide.heat import ceiling, fold
 from tierd.decide.placement import plan
 from tierd.decide.settle import settle
@@ -118,7 +119,12 @@ class Rounds:
         rooms, budget_bytes = self.rooms(), self.budget_bytes()
         cpu_s, wall_s = time.process_time(), time.perf_counter()
         self.pieces = fold(self.pieces, [accesses], self.mapped, self.policy)
-        target = Target(pid=accesses.pid, pieces=self.pieces, ceiling=ceiling(accesses))
+        target = Target(
+            pid=accesses.pid,
+            pieces=self.pieces,
+            ceiling=ceiling(accesses),
+            spare=is_spare(self.pieces),
+        )
         made = plan([target], rooms, self.policy, now_s=self.now_s, budget_bytes=budget_bytes)
         cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
         report = self.report(made)
