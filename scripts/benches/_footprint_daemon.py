@@ -9,8 +9,7 @@ Usage: python -m benches._footprint_daemon run ...
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -44,16 +43,20 @@ def two_tiers(declared: Sequence[TierConfig], *_: object, **__: object) -> Topol
     return replace(found, nodes=(here, missing), tiers=tiers)
 
 
-@contextmanager
-def replay(config: DamonConfig, journal: Journal) -> Iterator[Replay]:
-    """In the place of a Session."""
-    yield Replay(recorded(), time.monotonic, loop=True)
+class Played(Replay):
+    """In the place of a Session, which hands nothing to DAMON here."""
+
+    def __init__(self, config: DamonConfig, journal: Journal, *, schemes: None) -> None:
+        super().__init__(recorded(), time.monotonic, loop=True)
+
+    def require_schemes(self) -> None:
+        pass
 
 
 def main() -> None:
     """Replaces them, then is `tierd`."""
     replaced: tuple[tuple[ModuleType, str, Any], ...] = (
-        (tierd.service, "Session", replay),
+        (tierd.service, "Session", Played),
         (tierd.service, "discover", two_tiers),
         (hotplug, "discover", two_tiers),
     )
