@@ -21,8 +21,8 @@ FEW = 0.03
 LUKEWARM = 1 / 16
 """And so are those of a page below this share of what the page of an access has on average."""
 
-_LESS_BITS = 15
-"""Of a float32, that a bin of a histogram leaves out: 8 of its 23 bits of precision are left."""
+_LESS_BITS = 18
+"""Of a float32, that a bin of a histogram leaves out: 5 of its 23 bits of precision are left."""
 _ROWS = 8192
 """So many pieces the cache of a CPU holds."""
 
@@ -30,7 +30,7 @@ Singles: TypeAlias = NDArray[np.float32]
 
 
 class _Bins(NamedTuple):
-    """Memory by its heat, which is told to half a percent: floats from 0 on are as their bits."""
+    """Memory by its heat, which is told to three percent: floats from 0 on are as their bits."""
 
     of_piece: NDArray[np.uint32]
     heat: Floats
