@@ -2,6 +2,7 @@
 """A running daemon: what is set up around the loop, changed while it runs, and taken down."""
 
 import logging
+import math
 import os
 import socket
 import time
@@ -335,7 +336,7 @@ class Service:
             rests=self._rests(),
             sorts=sorting.promotes,
             first=not sorting.knows,
-            budget_mbps=min(settings.migrate.budget_mbps, sorting.lacking_pages / PAGES_PER_MIB),
+            most_mbps=sorting.lacking_pages / PAGES_PER_MIB,
         )
         self.daemon.sorted_by_kernel = self.arbiter.cooperates
         return may_move
@@ -425,8 +426,7 @@ def _set_up(
     cache = stack.enter_context(Cache(held))  # waits for the kernel before all is put back
     if settings.migrate.demote_cache:
         cache.require(topology)
-    budget_mbps = settings.migrate.budget_mbps
-    may_move = _may_move(arbiter, settings, budget_mbps=budget_mbps)
+    may_move = _may_move(arbiter, settings)
     schemes = KernelSchemes(Admin()) if settings.migrate.engine is Engine.DAMOS else None
     if schemes is not None:
         require_fit(topology)
@@ -503,7 +503,7 @@ def _may_move(
     rests: bool = False,
     sorts: bool = True,
     first: bool = True,
-    budget_mbps: float,
+    most_mbps: float = math.inf,
 ) -> bool:
     return arbiter.may_move(
         settings.conflicts.numa_balancing,
@@ -511,7 +511,7 @@ def _may_move(
         rests=rests,
         sorts=sorts,
         first=first,
-        budget_mbps=budget_mbps,
+        budget_mbps=min(settings.migrate.budget_mbps, most_mbps),
     )
 
 

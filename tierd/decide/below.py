@@ -6,6 +6,7 @@ accesses all the time, its code and its tables, would hide that all its data are
 """
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -46,8 +47,7 @@ def below(pieces: NDArray[np.void]) -> float:
     hottest pages are taken to be in the fastest, as steps.times_the_mean() has it: with the share
     `f` there, `(1 - f)^2` of its accesses go below.
     """
-    heat, present, lies_below = _columns(pieces, _short)
-    bins = _bins(heat, present)
+    bins, present, lies_below = _sorted(pieces, itemgetter("short"))
     total = float(bins.accesses.sum())
     if not total:
         return 0.0
@@ -57,8 +57,7 @@ def below(pieces: NDArray[np.void]) -> float:
 
 def lacking_bytes(pieces: NDArray[np.void]) -> float:
     """Returns how much of a target has to rise until few of its accesses go below."""
-    heat, present, lies_below = _columns(pieces, score)
-    bins = _bins(heat, present)
+    bins, _, lies_below = _sorted(pieces, score)
     below_bytes = _by_bin(bins, lies_below)
     return float(below_bytes[~_few(bins, below_bytes)].sum())
 
@@ -69,8 +68,7 @@ def is_spare(pieces: NDArray[np.void]) -> Flags:
     All of them that are not there have few of its accesses together, and each of their pages is
     accessed far less often than those that have most: of memory that is alike none is spare.
     """
-    heat, present, lies_below = _columns(pieces, score)
-    bins = _bins(heat, present)
+    bins, _, lies_below = _sorted(pieces, score)
     total = float(bins.accesses.sum())
     if not total:
         return False
@@ -79,14 +77,10 @@ def is_spare(pieces: NDArray[np.void]) -> Flags:
     return np.asarray((is_few & (bins.heat < LUKEWARM * mean))[bins.of_piece], np.bool_)
 
 
-def _short(pieces: NDArray[np.void]) -> Singles:
-    return np.asarray(pieces["short"], np.float32)
-
-
-def _columns(
+def _sorted(
     pieces: NDArray[np.void], heat: Callable[[NDArray[np.void]], Singles]
-) -> tuple[Singles, Singles, Singles]:
-    """Returns each piece's heat, its bytes that are present, and those that are below.
+) -> tuple[_Bins, Singles, Singles]:
+    """Returns a target's memory by its heat, each piece's bytes, and those that are below.
 
     Some thousands at a time, since for each field all of a row is read.
     """
@@ -100,7 +94,7 @@ def _columns(
         size = (part["end"] - part["start"]).astype(np.float32)
         heats[rows], presents[rows] = heat(part), size * present
         belows[rows] = size * (present - resident[:, 0])
-    return heats, presents, belows
+    return _bins(heats, presents), presents, belows
 
 
 def _bins(heat: Singles, size: Singles) -> _Bins:

@@ -300,18 +300,20 @@ class Steps:
         held &= ~(self.rises_on[stock.piece] & (stock.tier == self.fastest[stock.piece]))
         closed, unsorted = self._is_closed(stock, rank), self.unsorted[stock.piece]
         spare = self.spare[stock.piece] if rank == 0 else np.zeros(len(hot), np.bool_)
-        may_rise = hot & ~(rests | closed | spare | unsorted)
-        if (hot & (rests | closed | spare | unsorted | held)).any():
-            for why, kept in (
-                (Kept.RESTS, hot & rests),
-                (Kept.LOADED, hot & ~rests & closed),
-                (Kept.SPARE, hot & ~(rests | closed) & spare),
-                (Kept.SORTS, hot & ~(rests | closed | spare) & unsorted),
-                (Kept.HELD, may_rise & held & ~swings),
-                (Kept.SWINGS, may_rise & held & swings),
-            ):
+        may_rise = hot
+        for why, flags in (
+            (Kept.RESTS, rests),
+            (Kept.LOADED, closed),
+            (Kept.SPARE, spare),
+            (Kept.SORTS, unsorted),
+            (Kept.SWINGS, held & swings),
+            (Kept.HELD, held),
+        ):
+            kept = may_rise & flags
+            if kept.any():
                 self._keep(why, stock.piece[kept], stock.size[kept])
-        stock = stock.take(np.flatnonzero(may_rise & ~held))
+                may_rise = may_rise & ~flags
+        stock = stock.take(np.flatnonzero(may_rise))
         return stock.take(np.argsort(-stock.heat, kind="stable"))
 
     def _is_closed(self, stock: Stock, rank: int) -> NDArray[np.bool_]:
