@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.kernel.test_pages import grown_bytes
+from tierd.kernel import proc_events
 from tierd.kernel.proc_events import CHANGED, ENDED, ProcEvents
 
 
@@ -84,6 +85,19 @@ def test_closed_it_leaves_no_descriptor() -> None:
         with ProcEvents():
             pass
     assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_who_may_not_listen_is_told() -> None:
+    code = "from tierd.kernel.proc_events import ProcEvents; ProcEvents()"
+    command = ["setpriv", "--bounding-set=-net_admin", sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "PermissionError: [Errno 1] Operation not permitted" in ended.stderr
+
+
+def test_a_subscriber_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proc_events, "_SUBSCRIBER", "tierd.kernel.none")
+    with pytest.raises(OSError, match=r"tierd.kernel.none failed: .*No module named"):
+        ProcEvents()
 
 
 def test_reading_leaks_nothing(events: ProcEvents) -> None:

@@ -2,10 +2,15 @@
 """Processes that begin, change or end, as events: the kernel's process connector.
 
 Follows drivers/connector/cn_proc.c (CONFIG_PROC_EVENTS); it wants CAP_NET_ADMIN. pyroute2
-subscribes, the shim reads: a machine may start thousands of processes a second.
+subscribes, in a process of its own, and the shim reads: a machine may start thousands of processes
+a second.
 """
 
+import errno
+import os
 import socket
+import subprocess
+import sys
 from typing import Self
 
 import numpy as np
@@ -26,6 +31,7 @@ QUEUE_BYTES = 16 << 20
 """What may wait to be read: the kernel counts some 700 bytes an event."""
 
 _BATCH = 4096
+_SUBSCRIBER = "tierd.kernel.proc_subscribe"
 _RCVBUFFORCE = 33  # SO_RCVBUFFORCE in asm-generic/socket.h; Python has no name for it
 
 
@@ -40,14 +46,9 @@ class ProcEvents:
     """
 
     def __init__(self, queue_bytes: int = QUEUE_BYTES) -> None:
-        # Half a second and 14 MiB, which a daemon whose targets are all given by pid does without.
-        from pyroute2.netlink.connector.cn_proc import ProcEventSocket
-
-        self._socket = ProcEventSocket()
+        self._socket = _subscribed()
         try:
-            self._socket.bind()
             self._socket.setsockopt(socket.SOL_SOCKET, _RCVBUFFORCE, queue_bytes)
-            self._socket.control(listen=True)
         except BaseException:
             self._socket.close()
             raise
@@ -73,3 +74,24 @@ class ProcEvents:
             any_lost |= bool(lost[0])
             parts.append(events[:count].copy())
         return np.concatenate(parts), any_lost
+
+
+def _subscribed() -> socket.socket:
+    """Returns a socket that listens already.
+
+    Raises:
+        OSError: the kernel has none, or we may not listen.
+    """
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            command = [sys.executable, "-P", "-m", _SUBSCRIBER, str(theirs.fileno())]
+            ended = subprocess.run(
+                command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True, check=False
+            )
+        told, sockets, _, _ = socket.recv_fds(ours, 16, 1, socket.MSG_CMSG_CLOEXEC)
+    if sockets:
+        return socket.socket(fileno=sockets[0])
+    if told:
+        raise OSError(int(told), os.strerror(int(told)))
+    raise OSError(errno.ECHILD, f"{_SUBSCRIBER} failed: {ended.stderr.strip()[-200:]}")
