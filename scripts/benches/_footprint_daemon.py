@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import tierd.cli.daemon
-import tierd.service
+import tierd.startup
 from tests.unit.replay import Replay, recorded
 from tierd.config import DamonConfig, TierConfig
 from tierd.discover import hotplug
@@ -56,8 +56,8 @@ class Played(Replay):
 def main() -> None:
     """Replaces them, then is `tierd`."""
     replaced: tuple[tuple[ModuleType, str, Any], ...] = (
-        (tierd.service, "Session", Played),
-        (tierd.service, "discover", two_tiers),
+        (tierd.startup, "Session", Played),
+        (tierd.startup, "discover", two_tiers),
         (hotplug, "discover", two_tiers),
     )
     for module, name, value in replaced:

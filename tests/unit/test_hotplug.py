@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit import trees
 from tests.unit.machine import Undisputed
-from tierd import service
+from tierd import startup
 from tierd.api.inbox import Inbox
 from tierd.api.view import View
 from tierd.arbiter import Arbiter
@@ -208,9 +208,9 @@ def test_where_events_cannot_be_had_that_is_said_once(
     def refuse() -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(service, "Uevents", refuse)
+    monkeypatch.setattr(startup, "Uevents", refuse)
     with ExitStack() as stack:
-        assert service._listen_to_memory(stack) is None
+        assert startup._listen_to_memory(stack) is None
     (told,) = caplog.records
     assert told.levelno == logging.WARNING
     assert "no events of memory ([Errno 1] Operation not permitted)" in told.message

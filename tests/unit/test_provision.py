@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from tests.unit.fake_cxl import CXL, MEMORY, FakeCxl, killed_at
 from tests.unit.test_control import keys
 from tierd import journal as journal_module
-from tierd import service
+from tierd import startup
 from tierd.cli import cxl as commands
 from tierd.cli.control import main
 from tierd.errors import Conflict, TierdError, UnsupportedKernel
@@ -384,14 +384,14 @@ def test_what_a_tierctl_has_left_is_undone_with_the_daemons(
     before = fake.footprint()
     assert not kill_at(fake, state, 8, Request())
     assert fake.footprint() != before
-    service.undo_left(state, fake.root, fake)
+    startup.undo_left(state, fake.root, fake)
     assert fake.footprint() == before
     assert not kill_at(fake, state, 8, Request())
     with (
         open_journal(state, fake.root, fake),
         pytest.raises(Conflict, match="another tierctl is making"),
     ):
-        service.undo_left(state, fake.root, fake)
+        startup.undo_left(state, fake.root, fake)
 
 
 @pytest.mark.parametrize("tree", ["cxl-7.2", "cxl-interleaved"])

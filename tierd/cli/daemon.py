@@ -13,7 +13,8 @@ from tierd.cli.errors import Commands
 from tierd.cli.options import SIZE, config_option
 from tierd.discover.targets import check_targets
 from tierd.errors import TierdError
-from tierd.service import CommandLine, run_service, undo_left
+from tierd.service import CommandLine
+from tierd.startup import run_service, undo_left
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
