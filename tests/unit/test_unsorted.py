@@ -256,16 +256,23 @@ def test_what_may_have_few_hot_pages_is_left_to_the_kernel_at_first() -> None:
     assert left(beside, replace(new, pid=Pid(2)), 101 + FIRST_S) == [True, False, False]
 
 
-def test_what_the_kernel_has_sorted_in_a_full_tier_stays() -> None:
-    new = replace(WARM, ceiling=5 * HOT)
+def test_what_the_kernel_has_filled_the_tier_with_stays() -> None:
+    """However old the target, and whatever comes beside it, until few go below."""
+    mixture = replace(WARM, ceiling=5 * HOT)
     sorting = Sorting()
     for now_s in range(10):
         sorting = sorting.once_taken_up(EXCHANGED, now_s=now_s)
-        sorting = sorting.after([new], [new.pid], now_s=now_s)
+        sorting = sorting.after([mixture], [mixture.pid], now_s=now_s)
     assert not sorting.is_due
-    assert left(sorting, new, 10) == [True]
+    assert left(sorting, mixture, 10) == left(sorting, mixture, 10 + 2 * FIRST_S) == [True]
+    late_s = 10 + 2 * FIRST_S
+    beside = sorting.after([mixture], [mixture.pid, Pid(2)], now_s=late_s)
+    assert beside.is_due
+    assert left(beside, mixture, late_s) == [True]
     few = sorting.after([SORTED], [SORTED.pid], now_s=10)
     assert not any(left(few, replace(SORTED, ceiling=5 * HOT), 10))
+    again = beside.after([SORTED], [mixture.pid, Pid(2)], now_s=late_s + YOUNG_S)
+    assert not any(left(again, replace(SORTED, ceiling=5 * HOT), late_s + YOUNG_S))
 
 
 def test_nothing_is_left_to_a_kernel_that_does_not_sort() -> None:

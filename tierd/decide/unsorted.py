@@ -19,7 +19,9 @@ later, but soon where more accesses go below than when its last one ended.
 
 The hot pages of a new target the kernel tells apart within its first passes over it. If regions
 were moved by their means meanwhile, they would take the room that those pages need; so what may
-have few of them is left to the kernel at first.
+have few of them is left to the kernel at first. In a tier that it has filled it is left to it for
+good: of regions that are alike those make way that chance has shown as cold, and with them the hot
+pages that lie there.
 """
 
 import math
@@ -53,7 +55,8 @@ DISPLACES = 0.5
 WORSE = 0.1
 """By so much more of the accesses below it rests no longer than PATIENCE_S."""
 FIRST_S = 60.0
-"""So old a target has to be for regions to be moved of which few pages may be hot.
+"""So old a target has to be for regions to be moved of which few pages may be hot, in a tier that
+is not full.
 
 The longest period of the kernel's looks by itself (numa_balancing/scan_period_max_ms)."""
 
@@ -66,7 +69,8 @@ class Sorting:
 
     `many_s` is since when many accesses have gone below, `came_s` when each target came. `left` is
     the share that went below when the last turn ended with a full tier, infinite while it is not
-    known, 0 where it ended with few; and `rests_s` how long the kernel rests then. `waits` is
+    known, 0 where it ended with few; and `rests_s` how long the kernel rests then. `is_filled` is
+    whether it has filled the tier and few have never gone below since. `waits` is
     whether its next look does, for what samples tell of a new target, and `knows` whether they do;
     `taken` is what it has done since the last round, and `last` in the last step of that. As
     samples have it `lacking_pages` have to rise, infinitely many while they tell nothing.
@@ -76,6 +80,7 @@ class Sorting:
     many_s: float = math.inf
     left: float = 0.0
     rests_s: float = RESTS_S
+    is_filled: bool = False
     came_s: Mapping[Pid, float] = field(default_factory=dict)
     waits: bool = False
     knows: bool = False
@@ -128,7 +133,7 @@ class Sorting:
         came_s = {pid: self.came_s.get(pid, now_s) for pid in watched}
         seen = replace(self, many_s=many_s, came_s=came_s)
         if came_s.keys() - self.came_s.keys():
-            return Sorting(many_s=many_s, came_s=came_s)
+            return Sorting(many_s=many_s, came_s=came_s, is_filled=self.is_filled)
         if not self.is_due:
             return seen._rests(share, now_s)
         _, _, promoted, demoted = self.taken
@@ -159,30 +164,32 @@ class Sorting:
         """
         knows = share < math.inf and now_s - max(self.came_s.values()) >= YOUNG_S
         if share <= FEW and knows:
-            return replace(self, is_due=False, waits=False, left=0.0)
+            return replace(self, is_due=False, waits=False, left=0.0, is_filled=False)
         if not is_full:
             return replace(self, knows=knows, waits=self.waits and not knows)
         rests_s = min(2 * self.rests_s, RESTS_MOST_S) if self.left else RESTS_S
-        return replace(self, is_due=False, waits=False, many_s=now_s, left=share, rests_s=rests_s)
+        rests = replace(self, is_due=False, waits=False, is_filled=True)
+        return replace(rests, many_s=now_s, left=share, rests_s=rests_s)
 
     def _rests(self, share: float, now_s: float) -> "Sorting":
         """Begins a turn when many accesses have gone below for long enough."""
         left = share if math.isinf(self.left) else self.left
         if share <= FEW:
-            left = 0.0
+            return replace(self, left=0.0, is_filled=False)
         waits_s = self.rests_s if left and share <= left + WORSE else PATIENCE_S
         if now_s - self.many_s < waits_s:
             return replace(self, left=left)
         return replace(self, is_due=True, left=left, lacking_pages=math.inf)
 
     def leaves(self, target: Target, *, now_s: float) -> Flags:
-        """Tells which pieces are left to the kernel, none of a target that is FIRST_S old.
+        """Tells which pieces are left to the kernel, at first and in a tier that it has filled.
 
         Args:
             target: one of those watched, as after() was told.
             now_s: the instant.
         """
-        if not (self.is_due or self.left) or now_s - self.came_s[target.pid] >= FIRST_S:
+        is_first = self.is_due and now_s - self.came_s[target.pid] < FIRST_S
+        if not (is_first or self.is_filled):
             return False
         return is_unsure(target.pieces, NEAR_CEILING * target.ceiling)
 
