@@ -14,7 +14,6 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.kernel.test_pages import grown_bytes
-from tierd.kernel import proc_events
 from tierd.kernel.proc_events import CHANGED, ENDED, ProcEvents
 
 
@@ -94,10 +93,17 @@ def test_who_may_not_listen_is_told() -> None:
     assert "PermissionError: [Errno 1] Operation not permitted" in ended.stderr
 
 
-def test_a_subscriber_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proc_events, "_SUBSCRIBER", "tierd.kernel.none")
-    with pytest.raises(OSError, match=r"tierd.kernel.none failed: .*No module named"):
-        ProcEvents()
+def test_one_protocol_of_pyroute2_is_imported_and_the_others_can_be() -> None:
+    code = """
+import sys
+from tierd.kernel.proc_events import ProcEvents
+ProcEvents().close()
+assert "pyroute2.netlink.connector.cn_proc" in sys.modules
+assert not {"pyroute2", "pyroute2.iproute"} & sys.modules.keys()
+from pyroute2 import IPRoute
+ProcEvents().close()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_reading_leaks_nothing(events: ProcEvents) -> None:

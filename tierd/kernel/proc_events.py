@@ -2,16 +2,13 @@
 """Processes that begin, change or end, as events: the kernel's process connector.
 
 Follows drivers/connector/cn_proc.c (CONFIG_PROC_EVENTS); it wants CAP_NET_ADMIN. pyroute2
-subscribes, in a process of its own, and the shim reads: a machine may start thousands of processes
-a second.
+subscribes, the shim reads: a machine may start thousands of processes a second.
 """
 
-import errno
-import os
 import socket
-import subprocess
 import sys
-from typing import Self
+from importlib.util import find_spec, module_from_spec
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +28,6 @@ QUEUE_BYTES = 16 << 20
 """What may wait to be read: the kernel counts some 700 bytes an event."""
 
 _BATCH = 4096
-_SUBSCRIBER = "tierd.kernel.proc_subscribe"
 _RCVBUFFORCE = 33  # SO_RCVBUFFORCE in asm-generic/socket.h; Python has no name for it
 
 
@@ -46,9 +42,11 @@ class ProcEvents:
     """
 
     def __init__(self, queue_bytes: int = QUEUE_BYTES) -> None:
-        self._socket = _subscribed()
+        self._socket = _proc_event_socket()()
         try:
+            self._socket.bind()
             self._socket.setsockopt(socket.SOL_SOCKET, _RCVBUFFORCE, queue_bytes)
+            self._socket.control(listen=True)
         except BaseException:
             self._socket.close()
             raise
@@ -76,22 +74,19 @@ class ProcEvents:
         return np.concatenate(parts), any_lost
 
 
-def _subscribed() -> socket.socket:
-    """Returns a socket that listens already.
+def _proc_event_socket() -> Any:
+    """Returns pyroute2's ProcEventSocket.
 
-    Raises:
-        OSError: the kernel has none, or we may not listen.
+    The package imports all of its protocols, which take 12 MiB that the daemon would hold for good.
+    So a bare package of its name stands in while this one is imported.
     """
-    ours, theirs = socket.socketpair()
-    with ours:
-        with theirs:
-            command = [sys.executable, "-P", "-m", _SUBSCRIBER, str(theirs.fileno())]
-            ended = subprocess.run(
-                command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True, check=False
-            )
-        told, sockets, _, _ = socket.recv_fds(ours, 16, 1, socket.MSG_CMSG_CLOEXEC)
-    if sockets:
-        return socket.socket(fileno=sockets[0])
-    if told:
-        raise OSError(int(told), os.strerror(int(told)))
-    raise OSError(errno.ECHILD, f"{_SUBSCRIBER} failed: {ended.stderr.strip()[-200:]}")
+    name = "pyroute2"
+    spec = None if name in sys.modules else find_spec(name)
+    if spec is not None:
+        sys.modules[name] = module_from_spec(spec)
+    try:
+        from pyroute2.netlink.connector.cn_proc import ProcEventSocket
+    finally:
+        if spec is not None:
+            del sys.modules[name]
+    return ProcEventSocket
