@@ -269,6 +269,8 @@ def test_what_the_kernel_has_filled_the_tier_with_stays() -> None:
     beside = sorting.after([mixture], [mixture.pid, Pid(2)], now_s=late_s)
     assert beside.is_due
     assert left(beside, mixture, late_s) == [True]
+    instead = sorting.after([], [], now_s=late_s).after([], [Pid(2)], now_s=late_s)
+    assert left(instead, replace(mixture, pid=Pid(2)), late_s + FIRST_S) == [False]
     few = sorting.after([SORTED], [SORTED.pid], now_s=10)
     assert not any(left(few, replace(SORTED, ceiling=5 * HOT), 10))
     again = beside.after([SORTED], [mixture.pid, Pid(2)], now_s=late_s + YOUNG_S)

@@ -70,10 +70,11 @@ class Sorting:
     `many_s` is since when many accesses have gone below, `came_s` when each target came. `left` is
     the share that went below when the last turn ended with a full tier, infinite while it is not
     known, 0 where it ended with few; and `rests_s` how long the kernel rests then. `is_filled` is
-    whether it has filled the tier and few have never gone below since. `waits` is
-    whether its next look does, for what samples tell of a new target, and `knows` whether they do;
-    `taken` is what it has done since the last round, and `last` in the last step of that. As
-    samples have it `lacking_pages` have to rise, infinitely many while they tell nothing.
+    whether it has filled the tier by targets of which some are left, and more than few went below
+    ever since. `waits` is whether its next look does, for what samples tell of a new target, and
+    `knows` whether they do; `taken` is what it has done since the last round, and `last` in the
+    last step of that. As samples have it `lacking_pages` have to rise, infinitely many while they
+    tell nothing.
     """
 
     is_due: bool = True
@@ -133,7 +134,8 @@ class Sorting:
         came_s = {pid: self.came_s.get(pid, now_s) for pid in watched}
         seen = replace(self, many_s=many_s, came_s=came_s)
         if came_s.keys() - self.came_s.keys():
-            return Sorting(many_s=many_s, came_s=came_s, is_filled=self.is_filled)
+            any_stays = not self.came_s.keys().isdisjoint(came_s)
+            return Sorting(many_s=many_s, came_s=came_s, is_filled=self.is_filled and any_stays)
         if not self.is_due:
             return seen._rests(share, now_s)
         _, _, promoted, demoted = self.taken
@@ -168,8 +170,15 @@ class Sorting:
         if not is_full:
             return replace(self, knows=knows, waits=self.waits and not knows)
         rests_s = min(2 * self.rests_s, RESTS_MOST_S) if self.left else RESTS_S
-        rests = replace(self, is_due=False, waits=False, is_filled=True)
-        return replace(rests, many_s=now_s, left=share, rests_s=rests_s)
+        return replace(
+            self,
+            is_due=False,
+            waits=False,
+            is_filled=True,
+            many_s=now_s,
+            left=share,
+            rests_s=rests_s,
+        )
 
     def _rests(self, share: float, now_s: float) -> "Sorting":
         """Begins a turn when many accesses have gone below for long enough."""
