@@ -42,7 +42,7 @@ class ProcEvents:
     """
 
     def __init__(self, queue_bytes: int = QUEUE_BYTES) -> None:
-        self._socket = _proc_event_socket()()
+        self._socket = _proc_event_socket()
         try:
             self._socket.bind()
             self._socket.setsockopt(socket.SOL_SOCKET, _RCVBUFFORCE, queue_bytes)
@@ -75,7 +75,7 @@ class ProcEvents:
 
 
 def _proc_event_socket() -> Any:
-    """Returns pyroute2's ProcEventSocket.
+    """Returns a socket of pyroute2's for process events.
 
     The package imports all of its protocols, which take 12 MiB that the daemon would hold for good.
     So a bare package of its name stands in while this one is imported.
@@ -89,4 +89,4 @@ def _proc_event_socket() -> Any:
     finally:
         if spec is not None:
             del sys.modules[name]
-    return ProcEventSocket
+    return ProcEventSocket()
