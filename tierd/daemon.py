@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tierd.arenas import Arenas, Steered, may_have
 from tierd.config import Config
 from tierd.decide.aside import Awaited
-from tierd.decide.below import is_spare
+from tierd.decide.below import cold_bytes, is_spare
 from tierd.decide.guard import judge, promotable
 from tierd.decide.heat import ceiling
 from tierd.decide.latency import Latencies, Way, closed, take_in
@@ -215,7 +215,8 @@ class Daemon:
         targets = self._targets(fresh, begin_s)
         if self.sorted_by_kernel:
             self.follow_kernel()
-            self.sorting = self.sorting.after(targets, self.watched, now_s=begin_s)
+            sorting = self.sorting.with_room(rooms[0], self._cold_bytes(targets))
+            self.sorting = sorting.after(targets, self.watched, now_s=begin_s)
             leaves = self.sorting.leaves
             targets = [replace(each, unsorted=leaves(each, now_s=begin_s)) for each in targets]
         counted = self.awaited.counted(rooms, now_s=begin_s)
@@ -223,11 +224,19 @@ class Daemon:
         self._move(made, begin_s)
         if self.sorted_by_kernel and self.sorting.is_due:
             placed = [self.watched[target.pid].pieces for target in targets]
-            self.sorting = self.sorting.once_moved(placed, now_s=begin_s)
+            sorting = self.sorting.with_room(self._rooms()[0])
+            self.sorting = sorting.once_moved(placed, now_s=begin_s)
         self._zoom(targets, begin_s)
         planned_bytes = int(made.moves["bytes"].sum())
         self._make_room(made.lacks, planned_bytes, begin_s)
         return planned_bytes
+
+    def _cold_bytes(self, targets: Sequence[Target]) -> float:
+        """Returns what may make way in the fastest tier for what the kernel takes up."""
+        if not self.sorting.is_due:
+            return 0.0
+        policy = self.policy()
+        return sum(cold_bytes(target.pieces, policy) for target in targets)
 
     def follow_kernel(self) -> None:
         """Takes in what the kernel has promoted since it was last asked, where that is not long."""
@@ -235,7 +244,8 @@ class Daemon:
         before_s, self.followed_s = self.followed_s, self.machine.monotonic()
         if self.followed_s - before_s <= STEP_MOST_S:
             step = KernelMoves(*np.subtract(self.kernel_moves, before).tolist())
-            self.sorting = self.sorting.once_taken_up(step, now_s=self.followed_s)
+            sorting = self.sorting.with_room(self._rooms()[0])
+            self.sorting = sorting.once_taken_up(step, now_s=self.followed_s)
 
     def _steer(self, rooms: Sequence[TierRoom], now_s: float, taken_bytes: int) -> None:
         """Places the arenas' blocks with what the targets' pages have left of room and budget."""

@@ -240,9 +240,10 @@ class Service:
             if stop_asked(STEP_S):
                 return True
             wait_s -= STEP_S
+            before = self.daemon.sorting.lacking_pages
             self.daemon.follow_kernel()
             promotes = self.daemon.sorting.promotes
-            if not promotes:
+            if not promotes or self.daemon.sorting.lacking_pages < before:
                 self.follow_rival()
         return stop_asked(wait_s)
 

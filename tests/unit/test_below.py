@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from tests.unit.test_decide import PLACES, on_three_tiers, pieces
-from tierd.decide.below import FEW, LUKEWARM, below, is_spare, lacking_bytes
+from tests.unit.test_decide import PLACES, POLICY, on_three_tiers, pieces
+from tierd.decide.below import FEW, LUKEWARM, below, cold_bytes, is_spare, lacking_bytes
 from tierd.decide.heat import score
+from tierd.decide.worth import worthwhile
 from tierd.model import PAGE_BYTES
 
 HOT = 10 / PAGE_BYTES
@@ -115,3 +116,23 @@ def test_what_lacks_is_below(places: list[tuple[int, float, int]]) -> None:
     size = (made["end"] - made["start"]).astype(np.float64)
     most = float((size * (1 - made["resident"][:, 0])).sum())
     assert 0 <= lacking_bytes(made) <= most
+
+
+@pytest.mark.parametrize(
+    ("piece", "cold"),
+    [
+        ((0, 100, 0.5, [1]), 100),
+        ((0, 100, 1.1, [1]), 0),
+        ((0, 100, 0.0, [0, 1]), 0),
+        ((0, 100, 0.2, [0.25, 0.75]), 25),
+        ((0, 100, 0.3, [0.25, 0.75]), 0),
+    ],
+)
+def test_cold_is_what_is_too_cold_though_all_accesses_go_to_the_pages_there(
+    piece: tuple[int, int, float, Sequence[float]], cold: int
+) -> None:
+    """By heat in times of the one from which memory is warm."""
+    warm_from = worthwhile(POLICY, POLICY.latency_gap_ns) / POLICY.hysteresis
+    start, size, heat, resident = piece
+    made = pieces((start, size, heat * warm_from, resident))
+    assert cold_bytes(made, POLICY) == pytest.approx(cold * PAGE_BYTES)

@@ -420,18 +420,26 @@ def test_while_paused_nothing_moves(machine: Machine) -> None:
     assert any(machine.rounds(daemon, 8))
 
 
-@pytest.mark.parametrize("demotes", [False, True])
-def test_the_kernel_sorts_until_the_tier_is_full(machine: Machine, demotes: bool) -> None:
+@pytest.mark.parametrize(
+    ("full_from", "demotes", "ends"),
+    [(0, False, False), (0, True, True), (5, False, True), (10, True, False)],
+)
+def test_the_kernel_sorts_until_the_tier_is_full(
+    machine: Machine, full_from: int, *, demotes: bool, ends: bool
+) -> None:
     """Half of the memory may be a mixture, and next to nothing of it is moved."""
     machine.start(HOT, Memory(SPAN))
     machine.kernels = KernelMoves(promoted=1000, demoted=1000)
     daemon = machine.daemon(FakeSampler(half_hot(60, hits=3), machine), budget(0.1))
     daemon.sorted_by_kernel = True
-    for _ in range(10):
+    all_of_it = range(machine.topology.tiers[DRAM].capacity_bytes)
+    for done in range(10):
+        if done == full_from:
+            machine.memory[OTHER] = Memory(all_of_it, DRAM)
         machine.rounds(daemon, 1)
         _, _, promoted, demoted = machine.kernels
         machine.kernels = KernelMoves(promoted=promoted + 100, demoted=demoted + 100 * demotes)
-    assert daemon.sorting.is_due is not demotes
+    assert daemon.sorting.is_due is not ends
 
 
 def test_what_the_kernel_did_long_ago_ends_nothing(machine: Machine) -> None:

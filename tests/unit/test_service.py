@@ -268,6 +268,20 @@ def test_the_kernels_looks_are_followed_between_rounds(service: Service, machine
     assert service.waited(1.0, lambda for_s: for_s == 1.0)
 
 
+def test_between_rounds_the_kernel_is_told_how_much_room_is_left(
+    service: Service, machine: Machine
+) -> None:
+    daemon, arbiter = service.daemon, cast(Undisputed, service.arbiter)
+    migrate = replace(service.settings.migrate, budget_mbps=1 << 20)
+    service.settings = replace(service.settings, migrate=migrate)
+    daemon.sorted_by_kernel = True
+    daemon.sorting = Sorting(knows=True, looked=True, had_room=True)
+    daemon.follow_kernel()
+    assert not service.waited(2 * STEP_S, lambda for_s: False)
+    room_bytes = machine.rooms()[daemon.topology.tiers[0].nodes[0]].free_bytes
+    assert arbiter.budget_mbps == room_bytes / (1 << 20) < 1 << 20
+
+
 @pytest.mark.parametrize(
     ("rival", "kept"), [(Rival.IGNORE, 5 << 20), (Rival.COOPERATE, 0)], ids=str
 )

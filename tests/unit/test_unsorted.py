@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.unit.test_decide import pieces
+from tests.unit.test_decide import pieces, rooms
 from tierd.decide.below import below
 from tierd.decide.unsorted import (
     FIRST_S,
@@ -19,7 +19,7 @@ from tierd.decide.unsorted import (
     YOUNG_S,
     Sorting,
 )
-from tierd.model import PAGE_BYTES, KernelMoves, Pid, Target
+from tierd.model import PAGE_BYTES, KernelMoves, Pid, Target, TierRoom
 
 HOT = 10 / PAGE_BYTES
 
@@ -167,6 +167,15 @@ OVER = KernelMoves(faults=200, candidates=5)
 """One of its end: pages that it has unmapped are accessed late."""
 
 
+HEADROOM = 100
+"""In pages."""
+
+
+def roomy(free: int) -> TierRoom:
+    """A tier with so many pages free."""
+    return rooms(free, headroom_pages=HEADROOM)[0]
+
+
 def looked(sorting: Sorting, *steps: KernelMoves, now_s: float) -> Sorting:
     for step in steps:
         sorting = sorting.once_taken_up(step, now_s=now_s)
@@ -213,6 +222,60 @@ def test_a_later_look_is_for_what_has_to_rise() -> None:
     risen["resident"][0, :2] = 0.5
     both = known.once_moved([risen, UNSORTED.pieces], now_s=2)
     assert both.lacking_pages == 105
+
+
+def test_where_there_was_room_later_looks_are_for_what_there_is_of_it() -> None:
+    """And for what may make way, once samples tell of that."""
+    first = Sorting().with_room(roomy(200)).after([], [Pid(1)], now_s=0)
+    assert looked(first, FOUND, now_s=0.1).promotes
+    young = looked(first.with_room(roomy(20)), OVER, OVER, now_s=0.2)
+    young = young.after([UNSORTED], [Pid(1)], now_s=1).once_moved([UNSORTED.pieces], now_s=1)
+    assert young.lacking_pages == math.inf, "they tell nothing yet"
+    known = young.after([UNSORTED], [Pid(1)], now_s=2).once_moved([UNSORTED.pieces], now_s=2)
+    assert (known.promotes, known.lacking_pages) == (True, 20)
+    assert looked(known.with_room(roomy(15)), FOUND, now_s=2.1).lacking_pages == 15
+    assert looked(known.with_room(roomy(30)), FOUND, now_s=2.1).lacking_pages == 20
+    cold = known.with_room(roomy(20), 50 * PAGE_BYTES).once_moved([UNSORTED.pieces], now_s=2)
+    assert cold.lacking_pages == 70
+    little = target((0, 10, HOT, [0, 1]), (10, 100, HOT, [1]))
+    assert cold.once_moved([little.pieces], now_s=2).lacking_pages == 10
+
+
+def test_a_first_look_that_takes_place_meanwhile_is_not_cut_short() -> None:
+    first = Sorting().with_room(roomy(200)).after([], [Pid(1)], now_s=0)
+    known = first.after([], [Pid(1)], now_s=1).after([UNSORTED], [Pid(1)], now_s=2)
+    assert known.once_moved([UNSORTED.pieces], now_s=2).lacking_pages == 100
+
+
+def test_a_look_ends_before_the_room_does() -> None:
+    first = Sorting().with_room(roomy(200)).after([], [Pid(1)], now_s=0)
+    assert looked(first.with_room(roomy(FOUND.promoted)), FOUND, now_s=0.1).promotes
+    assert not looked(first.with_room(roomy(FOUND.promoted - 1)), FOUND, now_s=0.1).promotes
+    full = Sorting().with_room(roomy(HEADROOM)).after([], [Pid(1)], now_s=0)
+    assert looked(full, FOUND, now_s=0.1).promotes, "others make way"
+
+
+@pytest.mark.parametrize(
+    ("free", "step", "goes_on"),
+    [(26, EXCHANGED, True), (26, FOUND, True), (25, EXCHANGED, False), (25, FOUND, False)],
+)
+def test_where_there_was_room_the_tier_is_full_once_there_is_none(
+    free: int, step: KernelMoves, *, goes_on: bool
+) -> None:
+    """Not yet when some make way: the kernel frees more than it has to, at times."""
+    new = Sorting().with_room(roomy(200)).after([], [WARM.pid], now_s=0)
+    known = new.after([WARM], [WARM.pid], now_s=1).after([WARM], [WARM.pid], now_s=2)
+    filled = known.with_room(roomy(free)).once_taken_up(step, now_s=3)
+    after = filled.after([WARM], [WARM.pid], now_s=3)
+    assert (after.is_due, after.is_filled) == (goes_on, not goes_on)
+    cold = filled.with_room(roomy(free), 10 * PAGE_BYTES)
+    assert cold.after([WARM], [WARM.pid], now_s=3).is_due
+
+
+def test_later_turns_are_for_what_displaces_others() -> None:
+    turn = RESTED.with_room(roomy(0)).after([WARMER], [WARMER.pid], now_s=0)
+    assert turn.once_moved([WARMER.pieces], now_s=0).lacking_pages > 0
+    assert turn.after([WARMER], [WARMER.pid], now_s=1).is_due
 
 
 def test_how_much_has_to_rise_is_not_known_when_a_turn_begins() -> None:

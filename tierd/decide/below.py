@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.decide.heat import score
-from tierd.model import Flags, Floats
+from tierd.decide.worth import worthwhile
+from tierd.model import Flags, Floats, Policy
 
 HOTTEST = 0.1
 """This share of a target's memory counts as hot as the coldest of it."""
@@ -60,6 +61,18 @@ def lacking_bytes(pieces: NDArray[np.void]) -> float:
     bins, _, lies_below = _sorted(pieces, score)
     below_bytes = _by_bin(bins, lies_below)
     return float(below_bytes[~_few(bins, below_bytes)].sum())
+
+
+def cold_bytes(pieces: NDArray[np.void], policy: Policy) -> float:
+    """Returns how much of a target is in the fastest tier and too cold for it.
+
+    Of a piece with the share `f` there, whose accesses may all go to that, it is `1 / f` times as
+    hot as the piece at most.
+    """
+    warm_from = worthwhile(policy, policy.latency_gap_ns) / policy.hysteresis
+    shares = pieces["resident"][:, 0]
+    is_cold = score(pieces) < shares * warm_from
+    return float(((pieces["end"] - pieces["start"]) * shares)[is_cold].sum())
 
 
 def is_spare(pieces: NDArray[np.void]) -> Flags:

@@ -11,7 +11,9 @@ come a second later, and find more of these, before anything is known of the tar
 it waits for them.
 
 A later look is for the hot pages alone that samples tell of: as many as have to rise until few
-accesses go below, since a look finds the hottest first.
+accesses go below, since a look finds the hottest first. Where there was room when the target came,
+they are no more than what is left of it, and a first look ends before it is full: to have others
+make way for the next ones takes two moves for each page, and finds none that are much hotter.
 
 Once it has filled the fastest tier, it takes up what is accessed for what was not lately, and goes
 on so for ever where more is warm than finds room. So it rests then too, and has another turn ever
@@ -33,7 +35,7 @@ from numpy.typing import NDArray
 
 from tierd.decide.below import FEW, below, lacking_bytes
 from tierd.decide.worth import NEAR_CEILING, is_unsure
-from tierd.model import PAGE_BYTES, Flags, KernelMoves, Pid, Target
+from tierd.model import PAGE_BYTES, Flags, KernelMoves, Pid, Rank, Target, TierRoom
 
 MANY = 0.05
 """Share of a target's accesses below at which the kernel begins to sort; at FEW it stops."""
@@ -52,6 +54,8 @@ WAITS_MOST_S = 3.0
 """For so long the next one waits for a target's samples."""
 DISPLACES = 0.5
 """The tier is full where more than this share of what the kernel takes up displaces others."""
+LEAST_ROOM = 0.25
+"""This share of the headroom is no room for what the kernel takes up."""
 WORSE = 0.1
 """By so much more of the accesses below it rests no longer than PATIENCE_S."""
 FIRST_S = 60.0
@@ -61,6 +65,7 @@ is not full.
 The longest period of the kernel's looks by itself (numa_balancing/scan_period_max_ms)."""
 
 NOTHING = KernelMoves()
+NO_ROOM = TierRoom(rank=Rank(0), capacity_bytes=0, free_bytes=0, headroom_bytes=0, latency_ns=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,10 @@ class Sorting:
     `knows` whether they do; `taken` is what it has done since the last round, and `last` in the
     last step of that. As samples have it `lacking_pages` have to rise, infinitely many while they
     tell nothing.
+
+    `room` is that of the fastest tier, of which `cold_bytes` may make way besides. `had_room` is
+    whether there was some when the last target came, and has been filled by the first turn since;
+    `looked` whether a look of that is over.
     """
 
     is_due: bool = True
@@ -88,6 +97,10 @@ class Sorting:
     taken: KernelMoves = NOTHING
     last: KernelMoves = NOTHING
     lacking_pages: float = math.inf
+    room: TierRoom = NO_ROOM
+    cold_bytes: float = 0.0
+    had_room: bool = False
+    looked: bool = False
 
     @property
     def promotes(self) -> bool:
@@ -98,7 +111,7 @@ class Sorting:
         """Returns what becomes of it once the kernel has taken up some more.
 
         A look is over once there are faults, and no pages among them any more that were accessed
-        soon enough after they were unmapped.
+        soon enough after they were unmapped, or no room for another step.
 
         Args:
             step: what it has done since it was last asked, a fraction of a second ago.
@@ -107,9 +120,33 @@ class Sorting:
         if not self.is_due:
             return self
         both = _sum(self.last, step)
-        is_over = both.candidates < LOOK_OVER * both.faults
+        fills = self.had_room and step.promoted * PAGE_BYTES > self._room_bytes
+        is_over = fills or both.candidates < LOOK_OVER * both.faults
         waits = self.waits or (is_over and self._may_wait(now_s))
-        return replace(self, taken=_sum(self.taken, step), last=step, waits=waits)
+        seen = replace(self, taken=_sum(self.taken, step), last=step, waits=waits)
+        return replace(seen, looked=self.looked or is_over)._limited()
+
+    def with_room(self, room: TierRoom, cold_bytes: float | None = None) -> "Sorting":
+        """Returns it with what room there is in the fastest tier.
+
+        Args:
+            room: of that tier.
+            cold_bytes: what may make way there, as samples have it; as it was if None.
+        """
+        cold = self.cold_bytes if cold_bytes is None else cold_bytes
+        return replace(self, room=room, cold_bytes=cold)
+
+    @property
+    def _room_bytes(self) -> float:
+        """What the kernel may fill."""
+        return max(self.room.free_bytes, 0) + (self.cold_bytes if self.knows else 0)
+
+    def _limited(self) -> "Sorting":
+        """Has it take up no more than there is room for, where there was some, in later looks."""
+        if not (self.had_room and self.looked and self.knows):
+            return self
+        room_pages = self._room_bytes / PAGE_BYTES
+        return replace(self, lacking_pages=min(self.lacking_pages, room_pages))
 
     def _may_wait(self, now_s: float) -> bool:
         """Whether samples of a target that is new will tell soon what goes below."""
@@ -135,11 +172,18 @@ class Sorting:
         seen = replace(self, many_s=many_s, came_s=came_s)
         if came_s.keys() - self.came_s.keys():
             any_stays = not self.came_s.keys().isdisjoint(came_s)
-            return Sorting(many_s=many_s, came_s=came_s, is_filled=self.is_filled and any_stays)
+            had_room = self.room.free_bytes > self.room.headroom_bytes
+            is_filled = self.is_filled and any_stays
+            return Sorting(
+                many_s=many_s, came_s=came_s, is_filled=is_filled, room=self.room, had_room=had_room
+            )
         if not self.is_due:
             return seen._rests(share, now_s)
         _, _, promoted, demoted = self.taken
         is_full = bool(watched) and demoted > DISPLACES * promoted > 0
+        if self.had_room:
+            lacks_room = self._room_bytes <= LEAST_ROOM * self.room.headroom_bytes
+            is_full = lacks_room and (is_full or self.knows)
         seen = replace(seen, waits=self.waits and self._may_wait(now_s), taken=NOTHING)
         return seen._goes_on(share, now_s, is_full=is_full)
 
@@ -157,10 +201,10 @@ class Sorting:
             return self
         moved = self._goes_on(_most_below(placed), now_s, is_full=False)
         lacking_pages = sum(map(lacking_bytes, placed)) / PAGE_BYTES if moved.knows else math.inf
-        return replace(moved, lacking_pages=lacking_pages)
+        return replace(moved, lacking_pages=lacking_pages)._limited()
 
     def _goes_on(self, share: float, now_s: float, *, is_full: bool) -> "Sorting":
-        """Ends a turn with few accesses below, or once what rises has others make way.
+        """Ends a turn with few accesses below, or once the tier is full.
 
         Where there are many, and that is known, the kernel's next look waits no more.
         """
@@ -188,7 +232,7 @@ class Sorting:
         waits_s = self.rests_s if left and share <= left + WORSE else PATIENCE_S
         if now_s - self.many_s < waits_s:
             return replace(self, left=left)
-        return replace(self, is_due=True, left=left, lacking_pages=math.inf)
+        return replace(self, is_due=True, had_room=False, left=left, lacking_pages=math.inf)
 
     def leaves(self, target: Target, *, now_s: float) -> Flags:
         """Tells which pieces are left to the kernel, at first and in a tier that it has filled.
