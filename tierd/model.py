@@ -264,11 +264,13 @@ class KernelMoves(NamedTuple):
 class NodeRoom(NamedTuple):
     """What a node can take before the kernel reclaims, in bytes.
 
-    `aside_bytes` are free too, but single CPUs keep them for themselves, for some seconds.
+    `aside_bytes` are free too, but single CPUs keep them for themselves, for some seconds. In
+    `cache_bytes` is page cache, which the kernel may have make way, for files and not shmem.
     """
 
     free_bytes: int = 0
     aside_bytes: int = 0
+    cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +280,7 @@ class TierRoom:
     `free_bytes` is what the kernel's free lists hold above the zones' high watermarks, so filling
     it wakes neither kswapd nor the OOM killer. `aside_bytes` come on top in some seconds, as
     NodeRoom's: a plan counts them, or it would have too much make way, and moves wait for them.
+    `cache_bytes` are NodeRoom's: only who lets the kernel reclaim counts them.
     `loaded_cycles` is what loads from it take lately, with what else the machine does; None where
     that is not known.
     """
@@ -288,6 +291,7 @@ class TierRoom:
     headroom_bytes: int
     latency_ns: int | None
     aside_bytes: int = 0
+    cache_bytes: int = 0
     loaded_cycles: float | None = None
 
     @property

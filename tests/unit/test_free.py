@@ -74,6 +74,20 @@ def test_what_cpus_keep_aside_is_told_apart(root: Path, free: FreeMemory) -> Non
     assert free.rooms()[ONE] == NodeRoom()
 
 
+def test_page_cache_is_told_of_each_node(root: Path, free: FreeMemory) -> None:
+    """In the first of its zones that has memory; the counts of zones are of other names."""
+    told = {node: room.cache_bytes for node, room in free.rooms().items()}
+    vmstat = {
+        node: (root / f"sys/devices/system/node/node{node}/vmstat").read_text() for node in told
+    }
+    pages = {
+        node: sum(map(int, re.findall(r"^nr_(?:in)?active_file (\d+)$", text, re.MULTILINE)))
+        for node, text in vmstat.items()
+    }
+    assert told == {node: count * PAGE_BYTES for node, count in pages.items()}
+    assert told[ZERO] > 0
+
+
 def test_what_is_free_is_read_each_time(root: Path, free: FreeMemory) -> None:
     room = settle(root)[ONE]
     full = sum(z.free_pages for z in zoneinfo.read_zones(root) if z.node == ONE) * PAGE_BYTES

@@ -15,6 +15,7 @@ from tierd.decide.unsorted import (
     PATIENCE_S,
     RESTS_MOST_S,
     RESTS_S,
+    SETTLES_S,
     WAITS_MOST_S,
     YOUNG_S,
     Sorting,
@@ -171,9 +172,9 @@ HEADROOM = 100
 """In pages."""
 
 
-def roomy(free: int) -> TierRoom:
-    """A tier with so many pages free."""
-    return rooms(free, headroom_pages=HEADROOM)[0]
+def roomy(free: int, cache: int = 0) -> TierRoom:
+    """A tier with so many pages free, and of page cache."""
+    return replace(rooms(free, headroom_pages=HEADROOM)[0], cache_bytes=cache * PAGE_BYTES)
 
 
 def looked(sorting: Sorting, *steps: KernelMoves, now_s: float) -> Sorting:
@@ -251,8 +252,10 @@ def test_a_look_ends_before_the_room_does() -> None:
     first = Sorting().with_room(roomy(200)).after([], [Pid(1)], now_s=0)
     assert looked(first.with_room(roomy(FOUND.promoted)), FOUND, now_s=0.1).promotes
     assert not looked(first.with_room(roomy(FOUND.promoted - 1)), FOUND, now_s=0.1).promotes
-    full = Sorting().with_room(roomy(HEADROOM)).after([], [Pid(1)], now_s=0)
-    assert looked(full, FOUND, now_s=0.1).promotes, "others make way"
+    cache = first.with_room(roomy(0, HEADROOM + FOUND.promoted))
+    assert looked(cache, FOUND, now_s=0.1).promotes, "page cache makes way"
+    full = Sorting().with_room(roomy(HEADROOM, HEADROOM)).after([], [Pid(1)], now_s=0)
+    assert looked(full, FOUND, now_s=0.1).promotes, "others make way, whatever they are"
 
 
 @pytest.mark.parametrize(
@@ -268,8 +271,9 @@ def test_where_there_was_room_the_tier_is_full_once_there_is_none(
     filled = known.with_room(roomy(free)).once_taken_up(step, now_s=3)
     after = filled.after([WARM], [WARM.pid], now_s=3)
     assert (after.is_due, after.is_filled) == (goes_on, not goes_on)
-    cold = filled.with_room(roomy(free), 10 * PAGE_BYTES)
-    assert cold.after([WARM], [WARM.pid], now_s=3).is_due
+    for beside in (roomy(free), 10 * PAGE_BYTES), (roomy(free, HEADROOM + 10),):
+        may_displace = filled.with_room(*beside).after([WARM], [WARM.pid], now_s=3)
+        assert may_displace.is_due is (goes_on or step is FOUND), "but for a round"
 
 
 def test_later_turns_are_for_what_displaces_others() -> None:
@@ -291,6 +295,18 @@ def test_a_turn_comes_soon_where_more_goes_below_than_was_left() -> None:
     assert rounds([WARMER], RESTED, begin_s=0, until_s=2) == [True, True]
     assert not any(rounds([WARM], RESTED, begin_s=0, until_s=2))
     assert turns(WARM, sorting=RESTED, begin_s=0, until_s=500)[0] == 500 - PATIENCE_S
+
+
+def test_what_a_new_target_is_found_out_to_have_below_was_left_too() -> None:
+    """Samples of its first seconds find ever more, until they tell of all."""
+    young = replace(RESTED, came_s={WARM.pid: -1.0})
+    found = young.after([], [WARM.pid], now_s=0).after([WARMER], [WARM.pid], now_s=1)
+    assert found.left == pytest.approx(below(WARMER.pieces))
+    assert not any(rounds([WARMER], found, begin_s=2, until_s=100))
+    known = replace(RESTED, came_s={WARM.pid: -SETTLES_S})
+    assert rounds([WARMER], known, begin_s=0, until_s=1) == [True]
+    few = replace(young, left=0.0).after([WARMER], [WARM.pid], now_s=0)
+    assert few.left == 0
 
 
 def test_a_new_target_ends_a_long_rest() -> None:

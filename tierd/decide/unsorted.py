@@ -58,6 +58,8 @@ LEAST_ROOM = 0.25
 """This share of the headroom is no room for what the kernel takes up."""
 WORSE = 0.1
 """By so much more of the accesses below it rests no longer than PATIENCE_S."""
+SETTLES_S = 10.0
+"""So long samples of a new target find ever more of what goes below."""
 FIRST_S = 60.0
 """So old a target has to be for regions to be moved of which few pages may be hot, in a tier that
 is not full.
@@ -107,6 +109,16 @@ class Sorting:
         """Whether the kernel is to promote right now."""
         return self.is_due and not self.waits
 
+    def with_room(self, room: TierRoom, cold_bytes: float | None = None) -> "Sorting":
+        """Returns it with what room there is in the fastest tier.
+
+        Args:
+            room: of that tier.
+            cold_bytes: what may make way there, as samples have it; as it was if None.
+        """
+        cold = self.cold_bytes if cold_bytes is None else cold_bytes
+        return replace(self, room=room, cold_bytes=cold)
+
     def once_taken_up(self, step: KernelMoves, *, now_s: float) -> "Sorting":
         """Returns what becomes of it once the kernel has taken up some more.
 
@@ -126,20 +138,11 @@ class Sorting:
         seen = replace(self, taken=_sum(self.taken, step), last=step, waits=waits)
         return replace(seen, looked=self.looked or is_over)._limited()
 
-    def with_room(self, room: TierRoom, cold_bytes: float | None = None) -> "Sorting":
-        """Returns it with what room there is in the fastest tier.
-
-        Args:
-            room: of that tier.
-            cold_bytes: what may make way there, as samples have it; as it was if None.
-        """
-        cold = self.cold_bytes if cold_bytes is None else cold_bytes
-        return replace(self, room=room, cold_bytes=cold)
-
     @property
     def _room_bytes(self) -> float:
-        """What the kernel may fill."""
-        return max(self.room.free_bytes, 0) + (self.cold_bytes if self.knows else 0)
+        """What the kernel may fill. As much page cache as the headroom is taken to be in use."""
+        cache_bytes = max(self.room.cache_bytes - self.room.headroom_bytes, 0)
+        return self.room.free_bytes + cache_bytes + (self.cold_bytes if self.knows else 0)
 
     def _limited(self) -> "Sorting":
         """Has it take up no more than there is room for, where there was some, in later looks."""
@@ -172,18 +175,17 @@ class Sorting:
         seen = replace(self, many_s=many_s, came_s=came_s)
         if came_s.keys() - self.came_s.keys():
             any_stays = not self.came_s.keys().isdisjoint(came_s)
-            had_room = self.room.free_bytes > self.room.headroom_bytes
             is_filled = self.is_filled and any_stays
-            return Sorting(
-                many_s=many_s, came_s=came_s, is_filled=is_filled, room=self.room, had_room=had_room
-            )
+            new = Sorting(many_s=many_s, came_s=came_s, is_filled=is_filled, room=self.room)
+            return replace(new, had_room=new._room_bytes > self.room.headroom_bytes)
         if not self.is_due:
             return seen._rests(share, now_s)
         _, _, promoted, demoted = self.taken
         is_full = bool(watched) and demoted > DISPLACES * promoted > 0
         if self.had_room:
-            lacks_room = self._room_bytes <= LEAST_ROOM * self.room.headroom_bytes
-            is_full = lacks_room and (is_full or self.knows)
+            least_bytes = LEAST_ROOM * self.room.headroom_bytes
+            lacks_all = self.knows and self._room_bytes <= least_bytes
+            is_full = lacks_all or (is_full and self.room.free_bytes <= least_bytes)
         seen = replace(seen, waits=self.waits and self._may_wait(now_s), taken=NOTHING)
         return seen._goes_on(share, now_s, is_full=is_full)
 
@@ -227,6 +229,8 @@ class Sorting:
     def _rests(self, share: float, now_s: float) -> "Sorting":
         """Begins a turn when many accesses have gone below for long enough."""
         left = share if math.isinf(self.left) else self.left
+        if left and now_s - max(self.came_s.values(), default=-math.inf) < SETTLES_S:
+            left = max(left, share)
         if share <= FEW:
             return replace(self, left=0.0, is_filled=False)
         waits_s = self.rests_s if left and share <= left + WORSE else PATIENCE_S

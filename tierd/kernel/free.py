@@ -64,10 +64,9 @@ class FreeMemory:
         self._withheld = _withheld_bytes(zones)
         self._good_until_s = self._clock() + REFRESH_S
         now, soon = zoneinfo.room_bytes(zones), zoneinfo.room_soon_bytes(zones)
-        return {
-            node: NodeRoom() if node in self.closed else NodeRoom(now[node], soon[node] - now[node])
-            for node in now
-        }
+        cache = zoneinfo.cache_bytes(zones)
+        rooms = {node: NodeRoom(now[node], soon[node] - now[node], cache[node]) for node in now}
+        return rooms | dict.fromkeys(self.closed & now.keys(), NodeRoom())
 
     def room_bytes(self, node: NodeId) -> int:
         """Returns what can be moved to the node without a reclaim; 0 where it has gone.

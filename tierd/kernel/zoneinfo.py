@@ -8,6 +8,9 @@ movable allocations: its `protection` at the index of Movable. kswapd is woken a
 where it would stop again, so that filling up to it leaves it asleep. A zone is printed as::
 
     Node 0, zone    DMA32
+      per-node stats
+          nr_inactive_file 91530
+          nr_active_file 20311
       pages free     765056
             boost    0
             min      10567
@@ -27,7 +30,8 @@ where it would stop again, so that filling up to it leaves it asleep. A zone is 
 
 `count` is of free pages that a CPU keeps aside for what it allocates next, which `pages free`
 leaves out: what a moved page leaves comes there first. They go back bit by bit, seconds after the
-last use; on a node of 1 GiB with two CPUs they were 10 to 30 MiB while pages were moved.
+last use; on a node of 1 GiB with two CPUs they were 10 to 30 MiB while pages were moved. A node's
+own figures stand in its first zone that has memory.
 
 It is one file for all nodes; the nodes' own files in sysfs have no watermarks.
 """
@@ -48,6 +52,7 @@ _FIELDS = {
     for name in ("pages free", "high", "managed")
 }
 _ASIDE = re.compile(rb"^ +count: +(\d+)$", re.MULTILINE)
+_CACHE = re.compile(rb"^ +nr_(?:in)?active_file +(\d+)$", re.MULTILINE)
 _PROTECTION = re.compile(rb"^ +protection: \(([\d, ]*)\)$", re.MULTILINE)
 
 
@@ -56,7 +61,7 @@ class Zone:
     """One zone of one node, in pages.
 
     `reserve_pages` is held back from movable allocations, `aside_pages` are free, but for single
-    CPUs alone.
+    CPUs alone. In `cache_pages` is page cache, all of the node's for one of its zones.
     """
 
     node: NodeId
@@ -66,6 +71,7 @@ class Zone:
     high_pages: int
     managed_pages: int
     reserve_pages: int
+    cache_pages: int = 0
 
     @property
     def room_pages(self) -> int:
@@ -119,6 +125,10 @@ def room_soon_bytes(zones: Iterable[Zone]) -> Mapping[NodeId, int]:
     return _by_node((zone.node, zone.room_soon_pages) for zone in zones)
 
 
+def cache_bytes(zones: Iterable[Zone]) -> Mapping[NodeId, int]:
+    return _by_node((zone.node, zone.cache_pages) for zone in zones)
+
+
 def _by_node(pages: Iterable[tuple[NodeId, int]]) -> Mapping[NodeId, int]:
     rooms: defaultdict[NodeId, int] = defaultdict(int)
     for node, count in pages:
@@ -148,4 +158,5 @@ def _parse_zone(path: Path, block: bytes, header: re.Match[bytes], order: list[b
         high_pages=high,
         managed_pages=managed,
         reserve_pages=reserves[movable] if movable < len(reserves) else 0,
+        cache_pages=sum(map(int, _CACHE.findall(block))),
     )

@@ -27,6 +27,7 @@ def rooms(
             capacity_bytes=tier.capacity_bytes,
             free_bytes=sum(nodes.get(node, NodeRoom()).free_bytes for node in tier.nodes),
             aside_bytes=sum(nodes.get(node, NodeRoom()).aside_bytes for node in tier.nodes),
+            cache_bytes=sum(nodes.get(node, NodeRoom()).cache_bytes for node in tier.nodes),
             headroom_bytes=headroom_bytes(tier, headroom_percent),
             latency_ns=tier.latency_ns,
         )
