@@ -64,14 +64,18 @@ class Watched:
     def cut_at_pins(self) -> tuple[Flags, Flags]:
         """Tells which pieces are pinned to the fastest tier, and which where they are.
 
-        Where ranges are pinned, it cuts the pieces at their edges first.
+        Where ranges are pinned, it cuts the pieces at their edges first. What is pinned owes
+        nothing for its moves, then and later: who pinned it wanted it there.
         """
         pins = merge(self.pins, self.named)
         if not len(pins):
+            if self.pin is not None:
+                self.pieces["owed"] = 0
             return self.pin is Pin.FASTEST, self.pin is Pin.HERE
         self.pieces, code = cut_at(self.pieces, pins)
         if self.pin is not None:
             code[code == 0] = PIN_CODE[self.pin]
+        self.pieces["owed"][code > 0] = 0
         return code == PIN_CODE[Pin.FASTEST], code == PIN_CODE[Pin.HERE]
 
     def take(self, snapshots: Sequence[Accesses], policy: Policy) -> None:

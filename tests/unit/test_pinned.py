@@ -59,6 +59,9 @@ def test_what_is_pinned_is_no_regret(machine: Machine) -> None:
     machine.rounds(daemon, 20)
     assert share(machine, COLD) == 1
     assert not machine.told[-1]["targets"][0]["rests"]
+    daemon.targets.pin(HOT, None, COLD)
+    machine.rounds(daemon, 20)
+    assert not machine.told[-1]["targets"][0]["rests"], "nor what was"
 
 
 def test_a_pinned_range_makes_way_for_nobody(machine: Machine) -> None:
