@@ -18,8 +18,6 @@ SETTINGS = """
 [[target]]
 command = "hotset"
 pin = { "[stack]" = "here" }
-[policy]
-latency_gap_ns = 400.0  # moves take an emulated CPU twenty times as long
 """
 
 
