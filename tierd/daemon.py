@@ -236,13 +236,13 @@ class Daemon:
         if not self.sorting.is_due:
             return 0.0
         policy = self.policy()
-        return sum(cold_bytes(target.pieces, policy) for target in targets)
+        return sum(cold_bytes(each.pieces, each.ceiling, policy) for each in targets)
 
     def follow_kernel(self) -> None:
         """Takes in what the kernel has promoted since it was last asked, where that is not long."""
         before, self.kernel_moves = self.kernel_moves, self.machine.kernel_moves()
         before_s, self.followed_s = self.followed_s, self.machine.monotonic()
-        if self.followed_s - before_s <= STEP_MOST_S:
+        if self.sorting.is_due and self.followed_s - before_s <= STEP_MOST_S:
             step = KernelMoves(*np.subtract(self.kernel_moves, before).tolist())
             sorting = self.sorting.with_room(self._rooms()[0])
             self.sorting = sorting.once_taken_up(step, now_s=self.followed_s)

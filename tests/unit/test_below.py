@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What goes below the fastest tier, and for which memory that matters."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given
 from tests.unit.test_decide import PLACES, POLICY, on_three_tiers, pieces
 from tierd.decide.below import FEW, LUKEWARM, below, cold_bytes, is_spare, lacking_bytes
 from tierd.decide.heat import score
-from tierd.decide.worth import worthwhile
+from tierd.decide.worth import hot_from
 from tierd.model import PAGE_BYTES
 
 HOT = 10 / PAGE_BYTES
@@ -132,7 +134,14 @@ def test_cold_is_what_is_too_cold_though_all_accesses_go_to_the_pages_there(
     piece: tuple[int, int, float, Sequence[float]], cold: int
 ) -> None:
     """By heat in times of the one from which memory is warm."""
-    warm_from = worthwhile(POLICY, POLICY.latency_gap_ns) / POLICY.hysteresis
+    warm_from = hot_from(math.inf, POLICY) / POLICY.hysteresis
     start, size, heat, resident = piece
     made = pieces((start, size, heat * warm_from, resident))
-    assert cold_bytes(made, POLICY) == pytest.approx(cold * PAGE_BYTES)
+    assert cold_bytes(made, math.inf, POLICY) == pytest.approx(cold * PAGE_BYTES)
+
+
+def test_what_is_hot_near_the_ceiling_is_not_cold_however_dear_a_move() -> None:
+    dear = replace(POLICY, move_cost_ns=1e9)
+    made = pieces((0, 100, HOT, [1]))
+    assert cold_bytes(made, 2 * HOT, dear) == 0
+    assert cold_bytes(made, math.inf, dear) == 100 * PAGE_BYTES

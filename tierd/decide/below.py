@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.decide.heat import score
-from tierd.decide.worth import worthwhile
+from tierd.decide.worth import hot_from
 from tierd.model import Flags, Floats, Policy
 
 HOTTEST = 0.1
@@ -63,15 +63,14 @@ def lacking_bytes(pieces: NDArray[np.void]) -> float:
     return float(below_bytes[~_few(bins, below_bytes)].sum())
 
 
-def cold_bytes(pieces: NDArray[np.void], policy: Policy) -> float:
+def cold_bytes(pieces: NDArray[np.void], ceiling: float, policy: Policy) -> float:
     """Returns how much of a target is in the fastest tier and too cold for it.
 
     Of a piece with the share `f` there, whose accesses may all go to that, it is `1 / f` times as
-    hot as the piece at most.
+    hot as the piece at most. What is worth a move to that tier is not cold there; see hot_from().
     """
-    warm_from = worthwhile(policy, policy.latency_gap_ns) / policy.hysteresis
     shares = pieces["resident"][:, 0]
-    is_cold = score(pieces) < shares * warm_from
+    is_cold = score(pieces) * policy.hysteresis < shares * hot_from(ceiling, policy)
     return float(((pieces["end"] - pieces["start"]) * shares)[is_cold].sum())
 
 

@@ -135,8 +135,14 @@ class Sorting:
         fills = self.had_room and step.promoted * PAGE_BYTES > self._room_bytes
         is_over = fills or both.candidates < LOOK_OVER * both.faults
         waits = self.waits or (is_over and self._may_wait(now_s))
-        seen = replace(self, taken=_sum(self.taken, step), last=step, waits=waits)
-        return replace(seen, looked=self.looked or is_over)._limited()
+        seen = replace(
+            self,
+            taken=_sum(self.taken, step),
+            last=step,
+            waits=waits,
+            looked=self.looked or is_over,
+        )
+        return seen._limited()
 
     @property
     def _room_bytes(self) -> float:
