@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiers made of NUMA nodes: how much room each has at this moment."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tierd.model import NodeId, NodeRoom, Tier, TierRoom
 
@@ -25,14 +25,17 @@ def rooms(
         TierRoom(
             rank=tier.rank,
             capacity_bytes=tier.capacity_bytes,
-            free_bytes=sum(nodes.get(node, NodeRoom()).free_bytes for node in tier.nodes),
-            aside_bytes=sum(nodes.get(node, NodeRoom()).aside_bytes for node in tier.nodes),
-            cache_bytes=sum(nodes.get(node, NodeRoom()).cache_bytes for node in tier.nodes),
             headroom_bytes=headroom_bytes(tier, headroom_percent),
             latency_ns=tier.latency_ns,
+            **_together(nodes.get(node, NodeRoom()) for node in tier.nodes)._asdict(),
         )
         for tier in tiers
     ]
+
+
+def _together(rooms: Iterable[NodeRoom]) -> NodeRoom:
+    """Returns what nodes can take in all."""
+    return NodeRoom(*map(sum, zip(NodeRoom(), *rooms, strict=True)))
 
 
 def node_room_bytes(

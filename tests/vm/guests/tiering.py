@@ -183,7 +183,7 @@ def ballast(guest: Guest, leave_mib: int) -> Iterator[None]:
     part of it as it does of a server's memory.
     """
     leave_kib, cpu_kib = leave_mib * 1024, 0
-    with server_watermarks(guest):
+    with server_reserves(guest):
         guest.run(["mkdir", RING])
         try:
             # What the pages are listed in takes memory too, which is known by what is left.
@@ -196,10 +196,10 @@ def ballast(guest: Guest, leave_mib: int) -> Iterator[None]:
 
 
 @contextmanager
-def server_watermarks(guest: Guest) -> Iterator[None]:
+def server_reserves(guest: Guest) -> Iterator[None]:
     """Has the kernel keep free what it would without huge pages: 2 MiB of each GiB.
 
-    And CPUs for themselves half a percent, what Linux before 6.7 lets them, in place of an eighth.
+    CPUs keep half a percent aside at most, as before Linux 6.7, in place of an eighth.
     """
     with tunables(guest, {MIN_FREE: "4096", LISTS: "200"}):
         yield
