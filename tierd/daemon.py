@@ -244,8 +244,7 @@ class Daemon:
         before_s, self.followed_s = self.followed_s, self.machine.monotonic()
         if self.sorting.is_due and self.followed_s - before_s <= STEP_MOST_S:
             step = KernelMoves(*np.subtract(self.kernel_moves, before).tolist())
-            sorting = self.sorting.with_room(self._rooms()[0])
-            self.sorting = sorting.once_taken_up(step, now_s=self.followed_s)
+            self.sorting = self.sorting.once_taken_up(step, now_s=self.followed_s)
 
     def _steer(self, rooms: Sequence[TierRoom], now_s: float, taken_bytes: int) -> None:
         """Places the arenas' blocks with what the targets' pages have left of room and budget."""

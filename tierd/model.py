@@ -265,7 +265,7 @@ class NodeRoom(NamedTuple):
     """What a node can take before the kernel reclaims, in bytes.
 
     `aside_bytes` are free too, but single CPUs keep them for themselves, for some seconds. In
-    `cache_bytes` is page cache, which the kernel may have make way, for files and not shmem.
+    `cache_bytes` is page cache that is inactive, which the kernel has make way first.
     """
 
     free_bytes: int = 0

@@ -131,7 +131,7 @@ def test_what_makes_way_while_there_is_no_target_ends_nothing() -> None:
     sorting = Sorting()
     for now_s in range(20):
         sorting = sorting.once_taken_up(EXCHANGED, now_s=now_s).after([], [], now_s=now_s)
-    assert sorting == Sorting(many_s=0, last=EXCHANGED)
+    assert (sorting.is_due, sorting.is_filled, sorting.taken) == (True, False, KernelMoves())
 
 
 def test_while_there_is_room_it_goes_on() -> None:
@@ -227,15 +227,17 @@ def test_a_later_look_is_for_what_has_to_rise() -> None:
 
 def test_where_there_was_room_later_looks_are_for_what_there_is_of_it() -> None:
     """And for what may make way, once samples tell of that."""
-    first = Sorting().with_room(roomy(200)).after([], [Pid(1)], now_s=0)
+    first = Sorting().with_room(roomy(1000)).after([], [Pid(1)], now_s=0)
     assert looked(first, FOUND, now_s=0.1).promotes
     young = looked(first.with_room(roomy(20)), OVER, OVER, now_s=0.2)
     young = young.after([UNSORTED], [Pid(1)], now_s=1).once_moved([UNSORTED.pieces], now_s=1)
     assert young.lacking_pages == math.inf, "they tell nothing yet"
     known = young.after([UNSORTED], [Pid(1)], now_s=2).once_moved([UNSORTED.pieces], now_s=2)
     assert (known.promotes, known.lacking_pages) == (True, 20)
-    assert looked(known.with_room(roomy(15)), FOUND, now_s=2.1).lacking_pages == 15
-    assert looked(known.with_room(roomy(30)), FOUND, now_s=2.1).lacking_pages == 20
+    some = KernelMoves(faults=5, candidates=5, promoted=5)
+    assert looked(known, some, now_s=2.1).lacking_pages == 20, "the kernel counts these itself"
+    assert looked(known, some, OVER, now_s=2.1).lacking_pages == 15
+    assert looked(known.with_room(roomy(30)), some, OVER, now_s=2.1).lacking_pages == 20
     cold = known.with_room(roomy(20), 50 * PAGE_BYTES).once_moved([UNSORTED.pieces], now_s=2)
     assert cold.lacking_pages == 70
     little = target((0, 10, HOT, [0, 1]), (10, 100, HOT, [1]))
@@ -243,37 +245,65 @@ def test_where_there_was_room_later_looks_are_for_what_there_is_of_it() -> None:
 
 
 def test_a_first_look_that_takes_place_meanwhile_is_not_cut_short() -> None:
-    first = Sorting().with_room(roomy(200)).after([], [Pid(1)], now_s=0)
+    first = Sorting().with_room(roomy(1000)).after([], [Pid(1)], now_s=0)
     known = first.after([], [Pid(1)], now_s=1).after([UNSORTED], [Pid(1)], now_s=2)
     assert known.once_moved([UNSORTED.pieces], now_s=2).lacking_pages == 100
 
 
 def test_a_look_ends_before_the_room_does() -> None:
-    first = Sorting().with_room(roomy(200)).after([], [Pid(1)], now_s=0)
-    assert looked(first.with_room(roomy(FOUND.promoted)), FOUND, now_s=0.1).promotes
-    assert not looked(first.with_room(roomy(FOUND.promoted - 1)), FOUND, now_s=0.1).promotes
-    cache = first.with_room(roomy(0, HEADROOM + FOUND.promoted))
+    first = Sorting().with_room(roomy(1000)).after([], [Pid(1)], now_s=0)
+    enough = 2 * FOUND.promoted
+    assert looked(first.with_room(roomy(enough)), FOUND, now_s=0.1).promotes
+    assert not looked(first.with_room(roomy(enough - 1)), FOUND, now_s=0.1).promotes
+    cache = first.with_room(roomy(0, FOUND.promoted))
     assert looked(cache, FOUND, now_s=0.1).promotes, "page cache makes way"
-    full = Sorting().with_room(roomy(HEADROOM, HEADROOM)).after([], [Pid(1)], now_s=0)
+    full = Sorting().with_room(roomy(HEADROOM - 10, 10)).after([], [Pid(1)], now_s=0)
     assert looked(full, FOUND, now_s=0.1).promotes, "others make way, whatever they are"
 
 
 @pytest.mark.parametrize(
     ("free", "step", "goes_on"),
-    [(26, EXCHANGED, True), (26, FOUND, True), (25, EXCHANGED, False), (25, FOUND, False)],
+    [(51, EXCHANGED, True), (51, FOUND, True), (50, EXCHANGED, False), (50, FOUND, False)],
 )
 def test_where_there_was_room_the_tier_is_full_once_there_is_none(
     free: int, step: KernelMoves, *, goes_on: bool
 ) -> None:
     """Not yet when some make way: the kernel frees more than it has to, at times."""
-    new = Sorting().with_room(roomy(200)).after([], [WARM.pid], now_s=0)
+    new = Sorting().with_room(roomy(1000)).after([], [WARM.pid], now_s=0)
     known = new.after([WARM], [WARM.pid], now_s=1).after([WARM], [WARM.pid], now_s=2)
-    filled = known.with_room(roomy(free)).once_taken_up(step, now_s=3)
+    filled = known.once_taken_up(step, now_s=3).with_room(roomy(free))
     after = filled.after([WARM], [WARM.pid], now_s=3)
     assert (after.is_due, after.is_filled) == (goes_on, not goes_on)
-    for beside in (roomy(free), 10 * PAGE_BYTES), (roomy(free, HEADROOM + 10),):
+    for beside in (roomy(free), 10 * PAGE_BYTES), (roomy(free, 10),):
         may_displace = filled.with_room(*beside).after([WARM], [WARM.pid], now_s=3)
         assert may_displace.is_due is (goes_on or step is FOUND), "but for a round"
+
+
+def test_what_is_demoted_for_it_makes_no_new_room() -> None:
+    """Once the kernel has taken up what there was room for, others would make way for the rest."""
+    new = Sorting().with_room(roomy(1000)).after([], [WARM.pid], now_s=0)
+    known = looked(new, OVER, OVER, now_s=0.1).after([WARM], [WARM.pid], now_s=2)
+    step = KernelMoves(faults=900, candidates=900, promoted=900, demoted=900)
+    taken = looked(known.with_room(roomy(1000)), step, OVER, now_s=2.1)
+    assert (taken.lacking_pages, taken.after([WARM], [WARM.pid], now_s=3).is_due) == (100, True)
+    again = step._replace(promoted=80)
+    filled = looked(taken.with_room(roomy(1000)), again, now_s=3.1)
+    filled = filled.after([WARM], [WARM.pid], now_s=4)
+    assert (filled.is_due, filled.is_filled) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("promoted", "demoted", "left"),
+    [(0, 0, None), (0, 50, None), (90, 0, 60), (900, 810, 0), (90, 90, None)],
+)
+def test_what_is_taken_up_before_a_target_is_seen_counts(
+    promoted: int, demoted: int, left: int | None
+) -> None:
+    """A look takes half a second; the room may have been filled by then, and more."""
+    taken = KernelMoves(promoted=promoted, demoted=demoted)
+    before = Sorting().after([], [], now_s=0).once_taken_up(taken, now_s=0.9)
+    new = before.with_room(roomy(60)).after([], [Pid(1)], now_s=1)
+    assert new.filling.left_bytes == (None if left is None else left * PAGE_BYTES)
 
 
 def test_later_turns_are_for_what_displaces_others() -> None:

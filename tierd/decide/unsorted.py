@@ -12,8 +12,7 @@ it waits for them.
 
 A later look is for the hot pages alone that samples tell of: as many as have to rise until few
 accesses go below, since a look finds the hottest first. Where there was room when the target came,
-they are no more than what is left of it, and a first look ends before it is full: to have others
-make way for the next ones takes two moves for each page, and finds none that are much hotter.
+they are no more than what is left of it, and a first look ends before it is full (filling.py).
 
 Once it has filled the fastest tier, it takes up what is accessed for what was not lately, and goes
 on so for ever where more is warm than finds room. So it rests then too, and has another turn ever
@@ -34,8 +33,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.decide.below import FEW, below, lacking_bytes
+from tierd.decide.filling import Filling
 from tierd.decide.worth import NEAR_CEILING, is_unsure
-from tierd.model import PAGE_BYTES, Flags, KernelMoves, Pid, Rank, Target, TierRoom
+from tierd.model import PAGE_BYTES, Flags, KernelMoves, Pid, Target, TierRoom
 
 MANY = 0.05
 """Share of a target's accesses below at which the kernel begins to sort; at FEW it stops."""
@@ -54,8 +54,6 @@ WAITS_MOST_S = 3.0
 """For so long the next one waits for a target's samples."""
 DISPLACES = 0.5
 """The tier is full where more than this share of what the kernel takes up displaces others."""
-LEAST_ROOM = 0.25
-"""This share of the headroom is no room for what the kernel takes up."""
 WORSE = 0.1
 """By so much more of the accesses below it rests no longer than PATIENCE_S."""
 SETTLES_S = 10.0
@@ -67,7 +65,6 @@ is not full.
 The longest period of the kernel's looks by itself (numa_balancing/scan_period_max_ms)."""
 
 NOTHING = KernelMoves()
-NO_ROOM = TierRoom(rank=Rank(0), capacity_bytes=0, free_bytes=0, headroom_bytes=0, latency_ns=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +80,8 @@ class Sorting:
     last step of that. As samples have it `lacking_pages` have to rise, infinitely many while they
     tell nothing.
 
-    `room` is that of the fastest tier, of which `cold_bytes` may make way besides. `had_room` is
-    whether there was some when the last target came, and has been filled by the first turn since;
-    `looked` whether a look of that is over.
+    `filling` is what it may fill of the room there was when the last target came, in the first turn
+    since; `looked` is whether a look of that turn is over.
     """
 
     is_due: bool = True
@@ -99,9 +95,7 @@ class Sorting:
     taken: KernelMoves = NOTHING
     last: KernelMoves = NOTHING
     lacking_pages: float = math.inf
-    room: TierRoom = NO_ROOM
-    cold_bytes: float = 0.0
-    had_room: bool = False
+    filling: Filling = field(default_factory=Filling)
     looked: bool = False
 
     @property
@@ -116,8 +110,8 @@ class Sorting:
             room: of that tier.
             cold_bytes: what may make way there, as samples have it; as it was if None.
         """
-        cold = self.cold_bytes if cold_bytes is None else cold_bytes
-        return replace(self, room=room, cold_bytes=cold)
+        cold = self.filling.cold_bytes if cold_bytes is None else cold_bytes
+        return replace(self, filling=replace(self.filling, room=room, cold_bytes=cold))
 
     def once_taken_up(self, step: KernelMoves, *, now_s: float) -> "Sorting":
         """Returns what becomes of it once the kernel has taken up some more.
@@ -131,31 +125,26 @@ class Sorting:
         """
         if not self.is_due:
             return self
-        both = _sum(self.last, step)
-        fills = self.had_room and step.promoted * PAGE_BYTES > self._room_bytes
+        both, promoted_bytes = _sum(self.last, step), step.promoted * PAGE_BYTES
+        filling = self.filling.after(promoted_bytes)
+        fills = promoted_bytes > filling.fillable_bytes(knows=self.knows)
         is_over = fills or both.candidates < LOOK_OVER * both.faults
-        waits = self.waits or (is_over and self._may_wait(now_s))
         seen = replace(
             self,
             taken=_sum(self.taken, step),
             last=step,
-            waits=waits,
+            waits=self.waits or (is_over and self._may_wait(now_s)),
+            filling=filling,
             looked=self.looked or is_over,
         )
         return seen._limited()
 
-    @property
-    def _room_bytes(self) -> float:
-        """What the kernel may fill. As much page cache as the headroom is taken to be in use."""
-        cache_bytes = max(self.room.cache_bytes - self.room.headroom_bytes, 0)
-        return self.room.free_bytes + cache_bytes + (self.cold_bytes if self.knows else 0)
-
     def _limited(self) -> "Sorting":
         """Has it take up no more than there is room for, where there was some, in later looks."""
-        if not (self.had_room and self.looked and self.knows):
+        if not (self.looked and self.knows):
             return self
-        room_pages = self._room_bytes / PAGE_BYTES
-        return replace(self, lacking_pages=min(self.lacking_pages, room_pages))
+        most_pages = self.filling.look_pages(knows=self.knows)
+        return replace(self, lacking_pages=min(self.lacking_pages, most_pages))
 
     def _may_wait(self, now_s: float) -> bool:
         """Whether samples of a target that is new will tell soon what goes below."""
@@ -182,16 +171,13 @@ class Sorting:
         if came_s.keys() - self.came_s.keys():
             any_stays = not self.came_s.keys().isdisjoint(came_s)
             is_filled = self.is_filled and any_stays
-            new = Sorting(many_s=many_s, came_s=came_s, is_filled=is_filled, room=self.room)
-            return replace(new, had_room=new._room_bytes > self.room.headroom_bytes)
+            filling = self.filling.begun(self.taken)
+            return Sorting(many_s=many_s, came_s=came_s, is_filled=is_filled, filling=filling)
         if not self.is_due:
             return seen._rests(share, now_s)
         _, _, promoted, demoted = self.taken
-        is_full = bool(watched) and demoted > DISPLACES * promoted > 0
-        if self.had_room:
-            least_bytes = LEAST_ROOM * self.room.headroom_bytes
-            lacks_all = self.knows and self._room_bytes <= least_bytes
-            is_full = lacks_all or (is_full and self.room.free_bytes <= least_bytes)
+        displaces = bool(watched) and demoted > DISPLACES * promoted > 0
+        is_full = self.filling.is_full(knows=self.knows, displaces=displaces)
         seen = replace(seen, waits=self.waits and self._may_wait(now_s), taken=NOTHING)
         return seen._goes_on(share, now_s, is_full=is_full)
 
@@ -208,8 +194,10 @@ class Sorting:
         if not self.is_due:
             return self
         moved = self._goes_on(_most_below(placed), now_s, is_full=False)
-        lacking_pages = sum(map(lacking_bytes, placed)) / PAGE_BYTES if moved.knows else math.inf
-        return replace(moved, lacking_pages=lacking_pages)._limited()
+        if not moved.knows:
+            return replace(moved, lacking_pages=math.inf)
+        lacking = sum(map(lacking_bytes, placed)) + self.filling.look_bytes
+        return replace(moved, lacking_pages=lacking / PAGE_BYTES)._limited()
 
     def _goes_on(self, share: float, now_s: float, *, is_full: bool) -> "Sorting":
         """Ends a turn with few accesses below, or once the tier is full.
@@ -242,7 +230,8 @@ class Sorting:
         waits_s = self.rests_s if left and share <= left + WORSE else PATIENCE_S
         if now_s - self.many_s < waits_s:
             return replace(self, left=left)
-        return replace(self, is_due=True, had_room=False, left=left, lacking_pages=math.inf)
+        filling = replace(self.filling, left_bytes=None)
+        return replace(self, is_due=True, filling=filling, left=left, lacking_pages=math.inf)
 
     def leaves(self, target: Target, *, now_s: float) -> Flags:
         """Tells which pieces are left to the kernel, at first and in a tier that it has filled.

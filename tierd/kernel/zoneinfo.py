@@ -10,7 +10,6 @@ where it would stop again, so that filling up to it leaves it asleep. A zone is 
     Node 0, zone    DMA32
       per-node stats
           nr_inactive_file 91530
-          nr_active_file 20311
       pages free     765056
             boost    0
             min      10567
@@ -52,7 +51,7 @@ _FIELDS = {
     for name in ("pages free", "high", "managed")
 }
 _ASIDE = re.compile(rb"^ +count: +(\d+)$", re.MULTILINE)
-_CACHE = re.compile(rb"^ +nr_(?:in)?active_file +(\d+)$", re.MULTILINE)
+_CACHE = re.compile(rb"^ +nr_inactive_file +(\d+)$", re.MULTILINE)
 _PROTECTION = re.compile(rb"^ +protection: \(([\d, ]*)\)$", re.MULTILINE)
 
 
@@ -61,7 +60,7 @@ class Zone:
     """One zone of one node, in pages.
 
     `reserve_pages` is held back from movable allocations, `aside_pages` are free, but for single
-    CPUs alone. In `cache_pages` is page cache, all of the node's for one of its zones.
+    CPUs alone. `cache_pages` are inactive page cache, all of the node's for one of its zones.
     """
 
     node: NodeId
@@ -144,7 +143,7 @@ def _order(headers: Iterable[re.Match[bytes]]) -> list[bytes]:
 def _parse_zone(path: Path, block: bytes, header: re.Match[bytes], order: list[bytes]) -> Zone:
     numbers = {name: pattern.search(block) for name, pattern in _FIELDS.items()}
     free, high, managed = (0 if match is None else int(match[1]) for match in numbers.values())
-    protection = _PROTECTION.search(block)
+    protection, cache = _PROTECTION.search(block), _CACHE.search(block)
     if protection is None or None in numbers.values() or b"Movable" not in order:
         shown = (header[0] + block[:80]).decode(errors="replace")
         raise text.UnexpectedContent(path, shown, "a zone with its watermarks and protection")
@@ -158,5 +157,5 @@ def _parse_zone(path: Path, block: bytes, header: re.Match[bytes], order: list[b
         high_pages=high,
         managed_pages=managed,
         reserve_pages=reserves[movable] if movable < len(reserves) else 0,
-        cache_pages=sum(map(int, _CACHE.findall(block))),
+        cache_pages=0 if cache is None else int(cache[1]),
     )

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much the kernel may still take up where there was room in the fastest tier.
+
+To have others make way for what it takes up costs two moves for each page, and finds none that are
+much hotter. So where there was room when a target came, the kernel fills that alone: what is
+demoted for it makes no new room.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from tierd.model import PAGE_BYTES, KernelMoves, Rank, TierRoom
+
+LEAST_ROOM = 0.5
+"""This share of the headroom is not worth a look, which has every page below fault once more."""
+
+NO_ROOM = TierRoom(rank=Rank(0), capacity_bytes=0, free_bytes=0, headroom_bytes=0, latency_ns=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """The room of the fastest tier, and what is left of it for the kernel.
+
+    `room` is as it was seen, less what has been promoted since then, and `cold_bytes` may make way
+    there besides, as samples have it. `left_bytes` are what the kernel has not filled yet of the
+    room there was when the last target came, None where there was none. `look_bytes` are those that
+    the look has taken up that goes on now.
+    """
+
+    room: TierRoom = NO_ROOM
+    cold_bytes: float = 0.0
+    left_bytes: int | None = None
+    look_bytes: int = 0
+
+    @property
+    def unused_bytes(self) -> int:
+        """What nobody uses now, page cache that is inactive among it."""
+        return self.room.free_bytes + self.room.cache_bytes
+
+    def fillable_bytes(self, *, knows: bool) -> float:
+        """What the kernel may fill, infinite where there was no room.
+
+        Args:
+            knows: whether samples tell of all targets, and of what is cold.
+        """
+        if self.left_bytes is None:
+            return math.inf
+        return min(self.left_bytes, self.unused_bytes) + (self.cold_bytes if knows else 0.0)
+
+    def look_pages(self, *, knows: bool) -> float:
+        """What a look may take up in all; the kernel counts what it has taken up so far."""
+        return (self.fillable_bytes(knows=knows) + self.look_bytes) / PAGE_BYTES
+
+    def is_full(self, *, knows: bool, displaces: bool) -> bool:
+        """Whether next to nothing of the room is left.
+
+        Args:
+            knows: as fillable_bytes() takes it.
+            displaces: whether others make way for what the kernel takes up. That is enough where
+                there was no room.
+        """
+        if self.left_bytes is None:
+            return displaces
+        least_bytes = LEAST_ROOM * self.room.headroom_bytes
+        lacks_all = knows and self.fillable_bytes(knows=knows) <= least_bytes
+        return lacks_all or (displaces and self.room.free_bytes <= least_bytes)
+
+    def begun(self, taken: KernelMoves) -> "Filling":
+        """Returns it as it is when a target has come.
+
+        Args:
+            taken: what the kernel has done meanwhile, maybe for this target alone.
+        """
+        demoted_bytes = min(taken.demoted, taken.promoted) * PAGE_BYTES
+        had_bytes = self.unused_bytes - demoted_bytes + taken.promoted * PAGE_BYTES
+        if had_bytes <= self.room.headroom_bytes:
+            return replace(self, left_bytes=None)
+        return replace(self, left_bytes=max(self.unused_bytes - demoted_bytes, 0))
+
+    def after(self, promoted_bytes: int) -> "Filling":
+        """Returns it after a step in which the kernel has promoted so much; none ends a look."""
+        look_bytes = self.look_bytes + promoted_bytes if promoted_bytes else 0
+        if self.left_bytes is None:
+            return replace(self, look_bytes=look_bytes)
+        free_bytes = max(self.room.free_bytes - promoted_bytes, 0)
+        return replace(
+            self,
+            room=replace(self.room, free_bytes=free_bytes),
+            left_bytes=max(self.left_bytes - promoted_bytes, 0),
+            look_bytes=look_bytes,
+        )
