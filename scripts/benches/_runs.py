@@ -56,7 +56,7 @@ def least_pages(
         first: what the programs told at first.
         last: and in the end.
         came_pages: what they have in fast memory now, and had not before.
-        room_pages: how much of them there is room for.
+        room_pages: how much of them there was room for when they had started.
     """
     windows = [1 + end.window - start.window for start, end in zip(first, last, strict=True)]
     hot = sum(end.hot_pages * count for end, count in zip(last, windows, strict=True))

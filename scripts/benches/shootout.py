@@ -28,7 +28,7 @@ from guests.boot import boot
 from guests.errors import CommandFailed, EmulatorFault
 from guests.guest import REPOSITORY, Guest
 from guests.kernels import Kernel
-from guests.tiering import DEMOTION, tunables
+from guests.tiering import DEMOTION, PAGE_KIB, room_kib, tunables
 from guests.tiering import FOLDER as GUEST_FOLDER
 from guests.topology import slow_node
 from guests.workloads import Hotset, Sample
@@ -46,7 +46,6 @@ FOLDER = REPOSITORY / ".out" / "shootout"
 SECONDS = 40
 BARE_SECONDS = 10
 FIRST_SAMPLE_S = 300
-PAGES_PER_MIB = 256
 
 LEAST_OF_NOTHING = 0.97
 """Of the accesses a second with nothing at all at work."""
@@ -142,6 +141,7 @@ def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
             programs = load.programs(guest, node, stack)
             stack.enter_context(measured(guest))
             held, before = held_pages(guest), Costs.of(guest)
+            room_pages = room_kib(guest, guest.facts.fast[0]) // PAGE_KIB + held
             for program in programs:
                 program.sample(timeout=FIRST_SAMPLE_S)
             samples, steps_per_s = sampled(guest, programs, seconds)
@@ -159,7 +159,7 @@ def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
         bare_seconds=tuple(map(second, bare)),
         cpu_speed=steps_per_s / bare_steps_per_s,
         moved_pages=moved_pages,
-        least_pages=least_pages(samples[0], samples[-1], came_pages, load.free_mib * PAGES_PER_MIB),
+        least_pages=least_pages(samples[0], samples[-1], came_pages, room_pages),
         cpu_percent=cpu_percent,
     )
 
