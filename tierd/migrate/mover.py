@@ -7,12 +7,13 @@ next step is listed and asked for while this one moves; the first step, for whic
 meanwhile, is small, and the others grow.
 Before every batch the destination's free memory is looked at: move_pages(2) allocates on that node
 alone, and a full one ends in reclaim and then in the OOM killer, so it is never filled beyond the
-zones' high watermarks and what of the configured headroom is to stay free.
+zones' high watermarks and what of the configured headroom is to stay free. As much as has left it
+in the same run may come in its place all the same.
 """
 
 import errno
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -65,7 +66,9 @@ class Mover:
 
     Args:
         topology: tells which nodes are which tier.
-        room: bytes a node can still take; asked before every batch.
+        room: bytes a node can still take; asked before every batch. What a run has moved away from
+            a node may be replaced, whatever there is room for.
+        closed: nodes that are to take nothing.
         limits: what a process's own settings allow, None when it has gone.
         batch_pages: base pages a call.
         interrupted: asked before every batch; what is left once it says so is LATER.
@@ -75,6 +78,7 @@ class Mover:
     room: Room
     limits: Callable[[Pid], Limits | None]
     batch_pages: int
+    closed: Container[NodeId] = ()
     interrupted: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
 
@@ -101,7 +105,14 @@ class _Book:
         self.pages = np.zeros((len(moves), len(Outcome)), np.int64)
         self.reached = moves["start"].copy()
         self.left = -(-moves["bytes"].astype(np.int64) // PAGE_BYTES)
+        self.gone = np.zeros(_NODES, np.int64)
+        """Pages that each node has less than at the start, by this run."""
         self.busy_ns = 0
+
+    def note_moved(self, sources: NDArray[np.int32], sizes: NDArray[np.uint32], to: NodeId) -> None:
+        """Notes folios that have gone from these nodes to another one."""
+        self.gone += np.bincount(sources, sizes, _NODES).astype(np.int64)
+        self.gone[to] -= sizes.sum()
 
     def close(self, rows: NDArray[np.intp], outcome: Outcome) -> None:
         """Gives what is left of the rows one outcome; a lasting one counts as walked."""
@@ -294,10 +305,12 @@ class _Group:
                 outcome[queue[done:]] = ended
                 return ended
             now, batch = queue[done:until], moving[done:until]
-            begin_ns = time.monotonic_ns()
+            sources, begin_ns = batch["node"].copy(), time.monotonic_ns()
             tally = pages.move(self.pid, batch, node, batch_pages=self.mover.batch_pages)
             self.book.busy_ns += time.monotonic_ns() - begin_ns
             outcome[now] = _outcome_of_node((node,), Outcome.MOVED, Outcome.BUSY)[batch["node"]]
+            moved = outcome[now] == Outcome.MOVED
+            self.book.note_moved(sources[moved], batch["pages"][moved], node)
             if tally.stopped:
                 ended = _BY_STOP.get(tally.stopped, Outcome.FAILED)
                 outcome[now[outcome[now] != Outcome.MOVED]] = outcome[queue[until:]] = ended
@@ -318,13 +331,23 @@ class _Group:
             ends: base pages of all folios up to and with each.
             done: folios that were sent before; the answer is the same if none fits.
         """
-        room = {node: self.mover.room(node) // PAGE_BYTES for node in nodes}
+        room = {node: self._room_pages(node) for node in nodes}
         node = max(nodes, key=lambda n: room[n])
         sent = int(ends[done - 1]) if done else 0
         share = max(LEAST_BATCH_PAGES, room[node] // ROOM_SHARE)
         most = min(self.mover.batch_pages, share)
         fits, batch = np.searchsorted(ends, [sent + room[node], sent + most], "right")
         return node, min(int(fits), max(done + 1, int(batch)))
+
+    def _room_pages(self, node: NodeId) -> int:
+        """Returns what a node may take: what is free, or what has left it.
+
+        What has left it single CPUs may keep aside, for those to take that come in its place; it is
+        free for others seconds later, and then something else may have taken it.
+        """
+        if node in self.mover.closed:
+            return 0
+        return max(self.mover.room(node) // PAGE_BYTES, int(self.book.gone[node]))
 
     def _count(
         self,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,9 +105,18 @@ def holding(count: int, *kinds: str, node: NodeId = SLOW) -> Iterator[Holder]:
             process.kill()
 
 
-def mover(*, room: Callable[[NodeId], int] = lambda _: PLENTY, move_locked: bool = False) -> Mover:
+def mover(
+    *,
+    room: Callable[[NodeId], int] = lambda _: PLENTY,
+    move_locked: bool = False,
+    closed: Container[NodeId] = (),
+) -> Mover:
     return Mover(
-        topology=TOPOLOGY, room=room, limits=LimitsReader(move_locked=move_locked), batch_pages=512
+        topology=TOPOLOGY,
+        room=room,
+        limits=LimitsReader(move_locked=move_locked),
+        batch_pages=512,
+        closed=closed,
     )
 
 
@@ -189,6 +198,23 @@ def test_a_destination_without_room_is_not_filled() -> None:
         report = run(plan_of(holder, (0, 2000)), mover(room=left))
         assert outcomes(report) == {Outcome.MOVED: 600, Outcome.NO_ROOM: 1400}
         assert report.reached[0] == holder.address + 600 * PAGE_BYTES
+
+
+@pytest.mark.parametrize(("closed", "outcome"), [((), Outcome.MOVED), ((FAST,), Outcome.NO_ROOM)])
+def test_pages_change_places_where_nothing_is_free(
+    closed: Container[NodeId], outcome: Outcome
+) -> None:
+    """What has made way is taken by as many others, but not of a node that is to take nothing."""
+    with holding(100) as holder:
+        run(plan_of(holder, (0, 20)))
+        down = plan_of(holder, (0, 20), source=0, destination=1)
+        moves = np.concatenate([down.moves, plan_of(holder, (50, 80)).moves])
+        full = mover(room=lambda node: 0 if node == FAST else PLENTY, closed=closed)
+        report = run(replace(down, moves=moves), full)
+        assert report.pages[0, Outcome.MOVED] == 20
+        assert report.pages[1, outcome] >= 20
+        assert report.pages[1].sum() == 30
+        assert holder.on_node(FAST) == report.pages[1, Outcome.MOVED] <= 20
 
 
 def test_a_full_node_kills_nobody() -> None:
