@@ -8,14 +8,17 @@ reclaim of a node (Linux 6.17, Documentation/ABI/stable/sysfs-devices-node), whi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from guests.guest import Guest
 from guests.tiering import ballast, node_kib
 
-MOST_LEFT_KIB = 16 << 10
-"""Of page cache, by what is running."""
+MOST_LEFT_KIB, FEW_KIB = 16 << 10, 2 << 10
+"""Of page cache, by what is running: the most that may be left, and what is taken for nothing."""
+PASSES = 5
+"""Of the kernel's reclaim: one may do no more than tell what is old."""
 
 
 @contextmanager
@@ -31,6 +34,8 @@ def clear(guest: Guest, node: int) -> None:
     size = f"{node_kib(guest, node, 'MemUsed')}K"
     # More than can leave is asked for, so that the kernel does what it can and says EIO.
     asked = f"echo {size} > /sys/devices/system/node/node{node}/reclaim"
-    guest.run(["sh", "-c", asked], check=False)
-    left_kib = node_kib(guest, node, "FilePages")
+    left_kib, passes = sys.maxsize, 0
+    while left_kib > FEW_KIB and passes < PASSES:
+        guest.run(["sh", "-c", asked], check=False)
+        left_kib, passes = node_kib(guest, node, "FilePages"), passes + 1
     assert left_kib <= MOST_LEFT_KIB, f"{left_kib} KiB of page cache stay on node {node}"
