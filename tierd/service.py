@@ -338,7 +338,7 @@ def make_mover(
         room=room,
         limits=LimitsReader(move_locked=settings.migrate.move_locked),
         batch_pages=settings.migrate.batch_pages,
-        closed=free.closed,
+        may_replace=free.may_replace,
         interrupted=interrupted,
     )
 

@@ -160,6 +160,9 @@ class FakeFree:
     def room_bytes(self, node: NodeId) -> int:
         return 64 << 20
 
+    def may_replace(self, node: NodeId) -> bool:
+        return True
+
 
 class Undisputed:
     """A fake arbiter of a machine where the kernel places nothing."""

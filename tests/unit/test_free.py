@@ -89,6 +89,21 @@ def test_inactive_page_cache_is_told_of_each_node(root: Path, free: FreeMemory) 
     assert told[ZERO] > 0
 
 
+def test_what_leaves_may_be_replaced_while_the_kernel_has_enough(
+    root: Path, free: FreeMemory
+) -> None:
+    settle(root)
+    withheld = free.withheld_bytes(ONE)
+    for share, may in (1.0, True), (0.9, True), (0.8, False):
+        meminfo(root, ONE, int(share * withheld))
+        assert free.room_bytes(ONE) == 0
+        assert free.may_replace(ONE) is may
+    meminfo(root, ONE, withheld)
+    free.closed.add(ONE)
+    assert not free.may_replace(ONE)
+    assert not free.may_replace(NodeId(9))
+
+
 def test_what_is_free_is_read_each_time(root: Path, free: FreeMemory) -> None:
     room = settle(root)[ONE]
     full = sum(z.free_pages for z in zoneinfo.read_zones(root) if z.node == ONE) * PAGE_BYTES

@@ -28,6 +28,9 @@ from tierd.model import PAGE_BYTES, NodeId, NodeRoom
 REFRESH_S = 5.0
 """Watermarks change with sysctls, hotplug and, for seconds, when memory gets fragmented."""
 
+LOW_SHARE = 0.84
+"""A zone's low watermark is 5/6 of the high one at most (__setup_per_zone_wmarks)."""
+
 _MEMORY_FREE = re.compile(rb" MemFree: +(\d+) kB\n")
 
 
@@ -79,6 +82,19 @@ class FreeMemory:
         if node not in self._withheld or node in self.closed:
             return 0
         return max(0, self._free_bytes(node) - self._withheld[node])
+
+    def may_replace(self, node: NodeId) -> bool:
+        """Returns whether what has left a node may be replaced, though it has no room.
+
+        Not where less is free than LOW_SHARE of what the kernel withholds: from there on
+        allocations may have to reclaim.
+
+        Raises:
+            UnexpectedContent: meminfo or zoneinfo are not as documented.
+        """
+        withheld = self.withheld_bytes(node)
+        is_open = node in self._withheld and node not in self.closed
+        return is_open and self._free_bytes(node) >= LOW_SHARE * withheld
 
     def withheld_bytes(self, node: NodeId) -> int:
         """Returns what the kernel keeps free of a node; 0 where it has gone.

@@ -13,7 +13,7 @@ in the same run may come in its place all the same.
 
 import errno
 import time
-from collections.abc import Callable, Container, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -66,9 +66,9 @@ class Mover:
 
     Args:
         topology: tells which nodes are which tier.
-        room: bytes a node can still take; asked before every batch. What a run has moved away from
-            a node may be replaced, whatever there is room for.
-        closed: nodes that are to take nothing.
+        room: bytes a node can still take; asked before every batch.
+        may_replace: whether a node may take as much as a run has moved away from it, whatever there
+            is room for; asked likewise.
         limits: what a process's own settings allow, None when it has gone.
         batch_pages: base pages a call.
         interrupted: asked before every batch; what is left once it says so is LATER.
@@ -78,7 +78,7 @@ class Mover:
     room: Room
     limits: Callable[[Pid], Limits | None]
     batch_pages: int
-    closed: Container[NodeId] = ()
+    may_replace: Callable[[NodeId], bool] = lambda node: False
     interrupted: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
 
@@ -345,9 +345,10 @@ class _Group:
         What has left it single CPUs may keep aside, for those to take that come in its place; it is
         free for others seconds later, and then something else may have taken it.
         """
-        if node in self.mover.closed:
-            return 0
-        return max(self.mover.room(node) // PAGE_BYTES, int(self.book.gone[node]))
+        room_pages, gone_pages = self.mover.room(node) // PAGE_BYTES, int(self.book.gone[node])
+        if room_pages < gone_pages and self.mover.may_replace(node):
+            return gone_pages
+        return room_pages
 
     def _count(
         self,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,14 +109,14 @@ def mover(
     *,
     room: Callable[[NodeId], int] = lambda _: PLENTY,
     move_locked: bool = False,
-    closed: Container[NodeId] = (),
+    may_replace: bool = True,
 ) -> Mover:
     return Mover(
         topology=TOPOLOGY,
         room=room,
         limits=LimitsReader(move_locked=move_locked),
         batch_pages=512,
-        closed=closed,
+        may_replace=lambda _: may_replace,
     )
 
 
@@ -200,16 +200,14 @@ def test_a_destination_without_room_is_not_filled() -> None:
         assert report.reached[0] == holder.address + 600 * PAGE_BYTES
 
 
-@pytest.mark.parametrize(("closed", "outcome"), [((), Outcome.MOVED), ((FAST,), Outcome.NO_ROOM)])
-def test_pages_change_places_where_nothing_is_free(
-    closed: Container[NodeId], outcome: Outcome
-) -> None:
-    """What has made way is taken by as many others, but not of a node that is to take nothing."""
+@pytest.mark.parametrize(("may", "outcome"), [(True, Outcome.MOVED), (False, Outcome.NO_ROOM)])
+def test_pages_change_places_where_nothing_is_free(*, may: bool, outcome: Outcome) -> None:
+    """As many come as have made way, where that is allowed."""
     with holding(100) as holder:
         run(plan_of(holder, (0, 20)))
         down = plan_of(holder, (0, 20), source=0, destination=1)
         moves = np.concatenate([down.moves, plan_of(holder, (50, 80)).moves])
-        full = mover(room=lambda node: 0 if node == FAST else PLENTY, closed=closed)
+        full = mover(room=lambda node: 0 if node == FAST else PLENTY, may_replace=may)
         report = run(replace(down, moves=moves), full)
         assert report.pages[0, Outcome.MOVED] == 20
         assert report.pages[1, outcome] >= 20
