@@ -224,8 +224,9 @@ class Daemon:
         self._move(made, begin_s)
         if self.sorted_by_kernel and self.sorting.is_due:
             placed = [self.watched[target.pid].pieces for target in targets]
-            sorting = self.sorting.with_room(self._rooms()[0])
-            self.sorting = sorting.once_moved(placed, now_s=begin_s)
+            if self.moved_lately:
+                self.sorting = self.sorting.with_room(self._rooms()[0])
+            self.sorting = self.sorting.once_moved(placed, now_s=begin_s)
         self._zoom(targets, begin_s)
         planned_bytes = int(made.moves["bytes"].sum())
         self._make_room(made.lacks, planned_bytes, begin_s)

@@ -304,6 +304,13 @@ def test_what_is_taken_up_before_a_target_is_seen_counts(
     before = Sorting().after([], [], now_s=0).once_taken_up(taken, now_s=0.9)
     new = before.with_room(roomy(60)).after([], [Pid(1)], now_s=1)
     assert new.filling.left_bytes == (None if left is None else left * PAGE_BYTES)
+    assert new.filling.look_bytes == promoted * PAGE_BYTES
+
+
+def test_a_look_of_long_ago_counts_for_no_other() -> None:
+    looking = seen(UNSORTED).once_taken_up(FOUND, now_s=3).after([SORTED], [Pid(1)], now_s=4)
+    new = looking.after([SORTED], [Pid(1), Pid(2)], now_s=9)
+    assert (looking.is_due, new.filling.look_bytes) == (False, 0)
 
 
 def test_later_turns_are_for_what_displaces_others() -> None:

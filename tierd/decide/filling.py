@@ -73,9 +73,12 @@ class Filling:
         """
         demoted_bytes = min(taken.demoted, taken.promoted) * PAGE_BYTES
         had_bytes = self.unused_bytes - demoted_bytes + taken.promoted * PAGE_BYTES
-        if had_bytes <= self.room.headroom_bytes:
-            return replace(self, left_bytes=None)
-        return replace(self, left_bytes=max(self.unused_bytes - demoted_bytes, 0))
+        has_room = had_bytes > self.room.headroom_bytes
+        return replace(
+            self,
+            left_bytes=max(self.unused_bytes - demoted_bytes, 0) if has_room else None,
+            look_bytes=self.look_bytes if taken.promoted else 0,
+        )
 
     def after(self, promoted_bytes: int) -> "Filling":
         """Returns it after a step in which the kernel has promoted so much; none ends a look."""
