@@ -47,9 +47,10 @@ class Filling:
             return math.inf
         return min(self.left_bytes, self.unused_bytes) + (self.cold_bytes if knows else 0.0)
 
-    def look_pages(self, *, knows: bool) -> float:
-        """What a look may take up in all; the kernel counts what it has taken up so far."""
-        return (self.fillable_bytes(knows=knows) + self.look_bytes) / PAGE_BYTES
+    @property
+    def look_pages(self) -> float:
+        """What a look may take up once samples tell; the kernel counts what it has so far."""
+        return (self.fillable_bytes(knows=True) + self.look_bytes) / PAGE_BYTES
 
     def is_full(self, *, knows: bool, displaces: bool) -> bool:
         """Whether next to nothing of the room is left.
@@ -62,7 +63,7 @@ class Filling:
         if self.left_bytes is None:
             return displaces
         least_bytes = LEAST_ROOM * self.room.headroom_bytes
-        lacks_all = knows and self.fillable_bytes(knows=knows) <= least_bytes
+        lacks_all = knows and self.fillable_bytes(knows=True) <= least_bytes
         return lacks_all or (displaces and self.room.free_bytes <= least_bytes)
 
     def begun(self, taken: KernelMoves) -> "Filling":

@@ -143,8 +143,7 @@ class Sorting:
         """Has it take up no more than there is room for, where there was some, in later looks."""
         if not (self.looked and self.knows):
             return self
-        most_pages = self.filling.look_pages(knows=self.knows)
-        return replace(self, lacking_pages=min(self.lacking_pages, most_pages))
+        return replace(self, lacking_pages=min(self.lacking_pages, self.filling.look_pages))
 
     def _may_wait(self, now_s: float) -> bool:
         """Whether samples of a target that is new will tell soon what goes below."""

@@ -13,6 +13,7 @@ The two are of the same counters. Where a zone holds less than it withholds, mem
 and the answer is lower than zoneinfo's, never higher.
 """
 
+import math
 import os
 import re
 import time
@@ -77,11 +78,7 @@ class FreeMemory:
         Raises:
             UnexpectedContent: meminfo or zoneinfo are not as documented.
         """
-        if self._clock() >= self._good_until_s:
-            self.rooms()
-        if node not in self._withheld or node in self.closed:
-            return 0
-        return max(0, self._free_bytes(node) - self._withheld[node])
+        return int(max(0.0, self._free_beyond(node, 1.0)))
 
     def may_replace(self, node: NodeId) -> bool:
         """Returns whether what has left a node may be replaced, though it has no room.
@@ -92,9 +89,7 @@ class FreeMemory:
         Raises:
             UnexpectedContent: meminfo or zoneinfo are not as documented.
         """
-        withheld = self.withheld_bytes(node)
-        is_open = node in self._withheld and node not in self.closed
-        return is_open and self._free_bytes(node) >= LOW_SHARE * withheld
+        return self._free_beyond(node, LOW_SHARE) >= 0
 
     def withheld_bytes(self, node: NodeId) -> int:
         """Returns what the kernel keeps free of a node; 0 where it has gone.
@@ -105,6 +100,13 @@ class FreeMemory:
         if self._clock() >= self._good_until_s:
             self.rooms()
         return self._withheld.get(node, 0)
+
+    def _free_beyond(self, node: NodeId, share: float) -> float:
+        """Returns what is free beyond a share of what is withheld, -inf where nothing is to go."""
+        withheld = self.withheld_bytes(node)
+        if node not in self._withheld or node in self.closed:
+            return -math.inf
+        return self._free_bytes(node) - share * withheld
 
     def _free_bytes(self, node: NodeId) -> int:
         path = self._root / f"sys/devices/system/node/node{node}/meminfo"
