@@ -313,6 +313,15 @@ def test_a_look_of_long_ago_counts_for_no_other() -> None:
     assert (looking.is_due, new.filling.look_bytes) == (False, 0)
 
 
+def test_what_is_taken_up_while_it_waits_counts_for_no_later_look() -> None:
+    first = Sorting().with_room(roomy(1000)).after([], [Pid(1)], now_s=0)
+    late = KernelMoves(faults=5, candidates=5, promoted=5)
+    waits = looked(first, FOUND, OVER, OVER, late, now_s=0.5).after([UNSORTED], [Pid(1)], now_s=1)
+    at_last = looked(waits, late, now_s=2).with_room(roomy(20))
+    known = at_last.after([UNSORTED], [Pid(1)], now_s=2)
+    assert known.once_moved([UNSORTED.pieces], now_s=2).lacking_pages == 20
+
+
 def test_later_turns_are_for_what_displaces_others() -> None:
     turn = RESTED.with_room(roomy(0)).after([WARMER], [WARMER.pid], now_s=0)
     assert turn.once_moved([WARMER.pieces], now_s=0).lacking_pages > 0

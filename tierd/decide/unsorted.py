@@ -129,12 +129,13 @@ class Sorting:
         filling = self.filling.after(promoted_bytes)
         fills = promoted_bytes > filling.fillable_bytes(knows=self.knows)
         is_over = fills or both.candidates < LOOK_OVER * both.faults
+        waits = self.waits or (is_over and self._may_wait(now_s))
         seen = replace(
             self,
             taken=_sum(self.taken, step),
             last=step,
-            waits=self.waits or (is_over and self._may_wait(now_s)),
-            filling=filling,
+            waits=waits,
+            filling=replace(filling, look_bytes=0) if waits else filling,
             looked=self.looked or is_over,
         )
         return seen._limited()
