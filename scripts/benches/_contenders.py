@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who places a program's pages in the shootout: nobody, the kernel, DAMON by damo, or tierd.
 
-Tierd by itself, beside the kernel's balancing, and with its policy in DAMON's hands. For all of
-them the kernel may demote, where the fast node lacks memory.
+Tierd by itself, beside the kernel's balancing, and with its policy in DAMON's hands, its own memory
+on the slow node: of what room there is for a load it would take a tenth as it goes on, and of a
+server's nothing. For all of them the kernel may demote, where the fast node lacks memory.
 """
 
 from __future__ import annotations
@@ -126,7 +127,8 @@ def by_tierd(
 
     @contextmanager
     def placing(guest: Guest) -> Iterator[None]:
-        with tunables(guest, {BALANCING: "0"}), tierd(guest, settings=rule) as running:
+        (slow,) = guest.facts.slow
+        with tunables(guest, {BALANCING: "0"}), tierd(guest, settings=rule, node=slow) as running:
             running.wait_until_up()
             yield
 

@@ -81,14 +81,18 @@ class Tierd:
 
 @contextmanager
 def tierd(
-    guest: Guest, *options: str, settings: str = "", cgroup: str | None = None
+    guest: Guest,
+    *options: str,
+    settings: str = "",
+    cgroup: str | None = None,
+    node: int | None = None,
 ) -> Iterator[Tierd]:
-    """Runs tierd with SETTINGS and more of them, in a cgroup if one is given.
+    """Runs tierd with SETTINGS and more of them, in a cgroup and with a node's memory if given.
 
     Raises:
         CommandFailed: it ended with another exit status than 0.
     """
-    process = start_tierd(guest, *options, settings=settings, cgroup=cgroup)
+    process = start_tierd(guest, *options, settings=settings, cgroup=cgroup, node=node)
     running = Tierd(guest, process)
     try:
         yield running
@@ -99,12 +103,18 @@ def tierd(
 
 
 def start_tierd(
-    guest: Guest, *options: str, settings: str = "", cgroup: str | None = None
+    guest: Guest,
+    *options: str,
+    settings: str = "",
+    cgroup: str | None = None,
+    node: int | None = None,
 ) -> Process:
     """Starts tierd and leaves its end to the caller."""
     guest.run(["mkdir", "-p", FOLDER])
     guest.write(f"{FOLDER}/tierd.toml", (SETTINGS + settings).encode())
     command = ["tierd", "run", "--config", f"{FOLDER}/tierd.toml", *options]
+    if node is not None:
+        command = ["numactl", f"--membind={node}", *command]
     return guest.start(command if cgroup is None else within(cgroup, command))
 
 
