@@ -229,17 +229,17 @@ def test_where_there_was_room_later_looks_are_for_what_there_is_of_it() -> None:
     """And for what may make way, once samples tell of that."""
     first = Sorting().with_room(roomy(1000)).after([], [Pid(1)], now_s=0)
     assert looked(first, FOUND, now_s=0.1).promotes
-    young = looked(first.with_room(roomy(20)), OVER, OVER, now_s=0.2)
+    young = looked(first.with_room(roomy(60)), OVER, OVER, now_s=0.2)
     young = young.after([UNSORTED], [Pid(1)], now_s=1).once_moved([UNSORTED.pieces], now_s=1)
     assert young.lacking_pages == math.inf, "they tell nothing yet"
     known = young.after([UNSORTED], [Pid(1)], now_s=2).once_moved([UNSORTED.pieces], now_s=2)
-    assert (known.promotes, known.lacking_pages) == (True, 20)
+    assert (known.promotes, known.lacking_pages) == (True, 60)
     some = KernelMoves(faults=5, candidates=5, promoted=5)
-    assert looked(known, some, now_s=2.1).lacking_pages == 20, "the kernel counts these itself"
-    assert looked(known, some, OVER, now_s=2.1).lacking_pages == 15
-    assert looked(known.with_room(roomy(30)), some, OVER, now_s=2.1).lacking_pages == 20
-    cold = known.with_room(roomy(20), 50 * PAGE_BYTES).once_moved([UNSORTED.pieces], now_s=2)
-    assert cold.lacking_pages == 70
+    assert looked(known, some, now_s=2.1).lacking_pages == 60, "the kernel counts these itself"
+    assert looked(known, some, OVER, now_s=2.1).lacking_pages == 55
+    assert looked(known.with_room(roomy(70)), some, OVER, now_s=2.1).lacking_pages == 60
+    cold = known.with_room(roomy(60), 30 * PAGE_BYTES).once_moved([UNSORTED.pieces], now_s=2)
+    assert cold.lacking_pages == 90
     little = target((0, 10, HOT, [0, 1]), (10, 100, HOT, [1]))
     assert cold.once_moved([little.pieces], now_s=2).lacking_pages == 10
 
@@ -262,21 +262,27 @@ def test_a_look_ends_before_the_room_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "step", "goes_on"),
-    [(51, EXCHANGED, True), (51, FOUND, True), (50, EXCHANGED, False), (50, FOUND, False)],
+    ("steps", "least"), [((FOUND, OVER), 50), ((FOUND,), 10), ((EXCHANGED,), 10)]
 )
 def test_where_there_was_room_the_tier_is_full_once_there_is_none(
-    free: int, step: KernelMoves, *, goes_on: bool
+    steps: Sequence[KernelMoves], least: int
 ) -> None:
-    """Not yet when some make way: the kernel frees more than it has to, at times."""
+    """Not yet when some make way: page cache does too. A look that goes on ends with the room."""
     new = Sorting().with_room(roomy(1000)).after([], [WARM.pid], now_s=0)
     known = new.after([WARM], [WARM.pid], now_s=1).after([WARM], [WARM.pid], now_s=2)
-    filled = known.once_taken_up(step, now_s=3).with_room(roomy(free))
-    after = filled.after([WARM], [WARM.pid], now_s=3)
-    assert (after.is_due, after.is_filled) == (goes_on, not goes_on)
-    for beside in (roomy(free), 10 * PAGE_BYTES), (roomy(free, 10),):
-        may_displace = filled.with_room(*beside).after([WARM], [WARM.pid], now_s=3)
-        assert may_displace.is_due is (goes_on or step is FOUND), "but for a round"
+    filled = looked(known, *steps, now_s=3)
+    for free, goes_on in (least, False), (least + 1, True):
+        after = filled.with_room(roomy(free)).after([WARM], [WARM.pid], now_s=3)
+        assert (after.is_due, after.is_filled) == (goes_on, not goes_on)
+        for beside in (roomy(free - 5), 5 * PAGE_BYTES), (roomy(free - 5, 5),):
+            assert filled.with_room(*beside).after([WARM], [WARM.pid], now_s=3).is_due is goes_on
+
+
+def test_before_samples_tell_the_tier_is_full_where_others_make_way() -> None:
+    new = Sorting().with_room(roomy(1000)).after([], [WARM.pid], now_s=0)
+    for free, step, goes_on in (50, FOUND, True), (51, EXCHANGED, True), (10, EXCHANGED, False):
+        filled = looked(new, step, now_s=0.5).with_room(roomy(free))
+        assert filled.after([], [WARM.pid], now_s=1).is_due is goes_on
 
 
 def test_what_is_demoted_for_it_makes_no_new_room() -> None:
@@ -286,7 +292,7 @@ def test_what_is_demoted_for_it_makes_no_new_room() -> None:
     step = KernelMoves(faults=900, candidates=900, promoted=900, demoted=900)
     taken = looked(known.with_room(roomy(1000)), step, OVER, now_s=2.1)
     assert (taken.lacking_pages, taken.after([WARM], [WARM.pid], now_s=3).is_due) == (100, True)
-    again = step._replace(promoted=80)
+    again = step._replace(promoted=95)
     filled = looked(taken.with_room(roomy(1000)), again, now_s=3.1)
     filled = filled.after([WARM], [WARM.pid], now_s=4)
     assert (filled.is_due, filled.is_filled) == (False, True)
@@ -317,9 +323,24 @@ def test_what_is_taken_up_while_it_waits_counts_for_no_later_look() -> None:
     first = Sorting().with_room(roomy(1000)).after([], [Pid(1)], now_s=0)
     late = KernelMoves(faults=5, candidates=5, promoted=5)
     waits = looked(first, FOUND, OVER, OVER, late, now_s=0.5).after([UNSORTED], [Pid(1)], now_s=1)
-    at_last = looked(waits, late, now_s=2).with_room(roomy(20))
+    at_last = looked(waits, late, now_s=2).with_room(roomy(60))
     known = at_last.after([UNSORTED], [Pid(1)], now_s=2)
-    assert known.once_moved([UNSORTED.pieces], now_s=2).lacking_pages == 20
+    assert known.once_moved([UNSORTED.pieces], now_s=2).lacking_pages == 60
+
+
+def test_a_first_look_ends_with_the_room_before_its_target_is_seen() -> None:
+    none = Sorting().with_room(roomy(1000)).after([], [], now_s=0)
+    assert looked(none, FOUND, now_s=0.2).promotes
+    full = Sorting().with_room(roomy(HEADROOM)).after([], [], now_s=0)
+    assert looked(full, FOUND, FOUND, now_s=0.2).promotes, "others make way"
+    fills = looked(none.with_room(roomy(200)), FOUND, now_s=0.2)
+    assert not fills.promotes
+    assert fills.after([], [], now_s=1).promotes, "it was for nobody who counts"
+    waits = fills.with_room(roomy(60)).after([], [Pid(1)], now_s=1)
+    assert not waits.promotes
+    known = waits.with_room(roomy(60)).after([UNSORTED], [Pid(1)], now_s=3)
+    known = known.once_moved([UNSORTED.pieces], now_s=3)
+    assert (known.promotes, known.lacking_pages) == (True, 60)
 
 
 def test_later_turns_are_for_what_displaces_others() -> None:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from tierd.model import PAGE_BYTES, KernelMoves, Rank, TierRoom
 
-LEAST_ROOM = 0.5
-"""This share of the headroom is not worth a look, which has every page below fault once more."""
+LEAST_ROOM, LEAST_LEFT = 0.5, 0.1
+"""This share of the headroom is not worth a look, which has every page below fault once more; and
+this one not the rest of a look that goes on."""
 
 NO_ROOM = TierRoom(rank=Rank(0), capacity_bytes=0, free_bytes=0, headroom_bytes=0, latency_ns=None)
 
@@ -58,13 +59,15 @@ class Filling:
         Args:
             knows: as fillable_bytes() takes it.
             displaces: whether others make way for what the kernel takes up. That is enough where
-                there was no room.
+                there was no room, or samples do not tell.
         """
         if self.left_bytes is None:
             return displaces
-        least_bytes = LEAST_ROOM * self.room.headroom_bytes
-        lacks_all = knows and self.fillable_bytes(knows=True) <= least_bytes
-        return lacks_all or (displaces and self.room.free_bytes <= least_bytes)
+        least = LEAST_LEFT if self.look_bytes else LEAST_ROOM
+        least_bytes = least * self.room.headroom_bytes
+        if knows:
+            return self.fillable_bytes(knows=True) <= least_bytes
+        return displaces and self.room.free_bytes <= least_bytes
 
     def begun(self, taken: KernelMoves) -> "Filling":
         """Returns it as it is when a target has come.

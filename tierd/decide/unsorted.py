@@ -117,7 +117,8 @@ class Sorting:
         """Returns what becomes of it once the kernel has taken up some more.
 
         A look is over once there are faults, and no pages among them any more that were accessed
-        soon enough after they were unmapped, or no room for another step.
+        soon enough after they were unmapped, or no room for another step. The next one waits where
+        a target is new, or may be, since the first look at it begins before it is seen.
 
         Args:
             step: what it has done since it was last asked, a fraction of a second ago.
@@ -129,7 +130,8 @@ class Sorting:
         filling = self.filling.after(promoted_bytes)
         fills = promoted_bytes > filling.fillable_bytes(knows=self.knows)
         is_over = fills or both.candidates < LOOK_OVER * both.faults
-        waits = self.waits or (is_over and self._may_wait(now_s))
+        may_wait = self._may_wait(now_s) if self.came_s else fills
+        waits = self.waits or (is_over and may_wait)
         seen = replace(
             self,
             taken=_sum(self.taken, step),
@@ -169,17 +171,33 @@ class Sorting:
         came_s = {pid: self.came_s.get(pid, now_s) for pid in watched}
         seen = replace(self, many_s=many_s, came_s=came_s)
         if came_s.keys() - self.came_s.keys():
-            any_stays = not self.came_s.keys().isdisjoint(came_s)
-            is_filled = self.is_filled and any_stays
-            filling = self.filling.begun(self.taken)
-            return Sorting(many_s=many_s, came_s=came_s, is_filled=is_filled, filling=filling)
+            return seen._begun(self.came_s)
         if not self.is_due:
             return seen._rests(share, now_s)
+        if not came_s:
+            filling, waits = self.filling.begun(self.taken), False
+            return replace(seen, filling=filling, waits=waits, knows=False, taken=NOTHING)
         _, _, promoted, demoted = self.taken
-        displaces = bool(watched) and demoted > DISPLACES * promoted > 0
-        is_full = self.filling.is_full(knows=self.knows, displaces=displaces)
+        displaces = demoted > DISPLACES * promoted > 0
+        is_full = self.filling.is_full(knows=seen._knows(share, now_s), displaces=displaces)
         seen = replace(seen, waits=self.waits and self._may_wait(now_s), taken=NOTHING)
         return seen._goes_on(share, now_s, is_full=is_full)
+
+    def _begun(self, before: Collection[Pid]) -> "Sorting":
+        """Begins a turn for a target that has come.
+
+        Args:
+            before: those that were there before.
+        """
+        any_stays = not self.came_s.keys().isdisjoint(before)
+        return Sorting(
+            many_s=self.many_s,
+            came_s=self.came_s,
+            is_filled=self.is_filled and any_stays,
+            filling=self.filling.begun(self.taken),
+            waits=self.waits and not before,
+            looked=self.waits and not before,
+        )
 
     def once_moved(self, placed: Sequence[NDArray[np.void]], *, now_s: float) -> "Sorting":
         """Returns what becomes of it once regions were moved.
@@ -204,7 +222,7 @@ class Sorting:
 
         Where there are many, and that is known, the kernel's next look waits no more.
         """
-        knows = share < math.inf and now_s - max(self.came_s.values()) >= YOUNG_S
+        knows = self._knows(share, now_s)
         if share <= FEW and knows:
             return replace(self, is_due=False, waits=False, left=0.0, is_filled=False)
         if not is_full:
@@ -219,6 +237,10 @@ class Sorting:
             left=share,
             rests_s=rests_s,
         )
+
+    def _knows(self, share: float, now_s: float) -> bool:
+        """Whether samples tell of all targets."""
+        return share < math.inf and now_s - max(self.came_s.values()) >= YOUNG_S
 
     def _rests(self, share: float, now_s: float) -> "Sorting":
         """Begins a turn when many accesses have gone below for long enough."""
