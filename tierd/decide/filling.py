@@ -70,7 +70,7 @@ class Filling:
         return displaces and self.room.free_bytes <= least_bytes
 
     def begun(self, taken: KernelMoves) -> "Filling":
-        """Returns it as it is when a target has come.
+        """Returns it as it is when a target has come, or while there is none.
 
         Args:
             taken: what the kernel has done meanwhile, maybe for this target alone.

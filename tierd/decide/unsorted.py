@@ -75,13 +75,13 @@ class Sorting:
     the share that went below when the last turn ended with a full tier, infinite while it is not
     known, 0 where it ended with few; and `rests_s` how long the kernel rests then. `is_filled` is
     whether it has filled the tier by targets of which some are left, and more than few went below
-    ever since. `waits` is whether its next look does, for what samples tell of a new target, and
-    `knows` whether they do; `taken` is what it has done since the last round, and `last` in the
-    last step of that. As samples have it `lacking_pages` have to rise, infinitely many while they
-    tell nothing.
+    ever since. `waits` is whether its next look does, for what samples tell of a new target, or for
+    one that is not seen yet, and `knows` whether they do; `taken` is what it has done since the
+    last round, and `last` in the last step of that. As samples have it `lacking_pages` have to
+    rise, infinitely many while they tell nothing.
 
     `filling` is what it may fill of the room there was when the last target came, in the first turn
-    since; `looked` is whether a look of that turn is over.
+    since, or of what there is while there is none; `looked` is whether a look of that turn is over.
     """
 
     is_due: bool = True
@@ -175,8 +175,8 @@ class Sorting:
         if not self.is_due:
             return seen._rests(share, now_s)
         if not came_s:
-            filling, waits = self.filling.begun(self.taken), False
-            return replace(seen, filling=filling, waits=waits, knows=False, taken=NOTHING)
+            filling = self.filling.begun(self.taken)
+            return replace(seen, filling=filling, waits=False, knows=False, taken=NOTHING)
         _, _, promoted, demoted = self.taken
         displaces = demoted > DISPLACES * promoted > 0
         is_full = self.filling.is_full(knows=seen._knows(share, now_s), displaces=displaces)
@@ -190,13 +190,14 @@ class Sorting:
             before: those that were there before.
         """
         any_stays = not self.came_s.keys().isdisjoint(before)
+        has_looked = self.waits and not before
         return Sorting(
             many_s=self.many_s,
             came_s=self.came_s,
             is_filled=self.is_filled and any_stays,
             filling=self.filling.begun(self.taken),
-            waits=self.waits and not before,
-            looked=self.waits and not before,
+            waits=has_looked,
+            looked=has_looked,
         )
 
     def once_moved(self, placed: Sequence[NDArray[np.void]], *, now_s: float) -> "Sorting":
