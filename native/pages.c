@@ -144,6 +144,29 @@ int tierd_list_folios(int pagemap, int maps, uint64_t start, uint64_t end, uint3
 	return 0;
 }
 
+int tierd_find_huge(int pagemap, struct tierd_folio *pages, size_t count)
+{
+	for (size_t i = 0; i < count; i++) {
+		struct page_region region;
+		struct pm_scan_arg scan = {
+			.size = sizeof(scan),
+			.start = pages[i].addr & ~(PAGE_BYTES - 1),
+			.end = (pages[i].addr & ~(PAGE_BYTES - 1)) + PAGE_BYTES,
+			.vec = (uintptr_t)&region,
+			.vec_len = 1,
+			.category_mask = PAGE_IS_PRESENT | PAGE_IS_HUGE,
+			.return_mask = PAGE_IS_HUGE,
+		};
+		int found = ioctl(pagemap, PAGEMAP_SCAN, &scan);
+
+		if (found < 0 && errno != EFAULT) /* which says that no program maps it */
+			return -errno;
+		if (found > 0)
+			pages[i].pages = HUGE_BYTES / PAGE_BYTES;
+	}
+	return 0;
+}
+
 /*
  * Wraps the system call: 0, a negative errno, or the positive count of pages that did not move.
  *

@@ -91,6 +91,17 @@ int tierd_list_folios(int pagemap, int maps, uint64_t start, uint64_t end, uint3
 int tierd_query_nodes(int32_t pid, struct tierd_folio *folios, size_t count);
 
 /**
+ * tierd_find_huge() - tell which pages are mapped as part of a huge one
+ * @pagemap: an open /proc/PID/pagemap of a process that has memory
+ * @pages: addresses in it, each by itself; @pages becomes what the huge page spans, else is as it
+ *         was. One larger than a PMD maps counts as one of a PMD.
+ * @count: number of addresses
+ *
+ * Return: 0, -ENOTTY before Linux 6.7, or another negative errno of ioctl(PAGEMAP_SCAN).
+ */
+int tierd_find_huge(int pagemap, struct tierd_folio *pages, size_t count);
+
+/**
  * tierd_move_folios() - move folios to one node
  * @pid: whose folios
  * @node: destination

@@ -17,7 +17,7 @@ from tierd.config import Config
 from tierd.decide.aside import Awaited
 from tierd.decide.below import cold_bytes, is_spare
 from tierd.decide.guard import judge, promotable
-from tierd.decide.heat import ceiling
+from tierd.decide.heat import ceiling, of_single_pages
 from tierd.decide.latency import Latencies, Way, closed, take_in
 from tierd.decide.placement import plan
 from tierd.decide.settle import settle, unsettle
@@ -30,6 +30,7 @@ from tierd.migrate.cache import Cache
 from tierd.model import (
     PAGE_BYTES,
     Accesses,
+    Flags,
     KernelMoves,
     Pid,
     Pin,
@@ -215,15 +216,19 @@ class Daemon:
         targets = self._targets(fresh, begin_s)
         if self.sorted_by_kernel:
             self.follow_kernel()
-            sorting = self.sorting.with_room(rooms[0], self._cold_bytes(targets))
-            self.sorting = sorting.after(targets, self.watched, now_s=begin_s)
-            leaves = self.sorting.leaves
-            targets = [replace(each, unsorted=leaves(each, now_s=begin_s)) for each in targets]
+            unsorted = self._unsorted(targets, rooms[0], begin_s)
+            targets = [
+                replace(target, unsorted=flags)
+                for target, flags in zip(targets, unsorted, strict=True)
+            ]
         counted = self.awaited.counted(rooms, now_s=begin_s)
         made = self._decide(targets, counted, begin_s)
         self._move(made, begin_s)
         if self.sorted_by_kernel and self.sorting.is_due:
-            placed = [self.watched[target.pid].pieces for target in targets]
+            placed = [
+                of_single_pages(self.watched[target.pid].pieces, target.ceiling)
+                for target in targets
+            ]
             if self.moved_lately:
                 self.sorting = self.sorting.with_room(self._rooms()[0])
             self.sorting = self.sorting.once_moved(placed, now_s=begin_s)
@@ -231,6 +236,16 @@ class Daemon:
         planned_bytes = int(made.moves["bytes"].sum())
         self._make_room(made.lacks, planned_bytes, begin_s)
         return planned_bytes
+
+    def _unsorted(self, targets: list[Target], room: TierRoom, begin_s: float) -> list[Flags]:
+        """Has the kernel sort what matters, and tells what of each target is left to it."""
+        by_pages = [
+            replace(target, pieces=of_single_pages(target.pieces, target.ceiling))
+            for target in targets
+        ]
+        sorting = self.sorting.with_room(room, self._cold_bytes(by_pages))
+        self.sorting = sorting.after(by_pages, self.watched, now_s=begin_s)
+        return [self.sorting.leaves(target, now_s=begin_s) for target in by_pages]
 
     def _cold_bytes(self, targets: Sequence[Target]) -> float:
         """Returns what may make way in the fastest tier for what the kernel takes up."""

@@ -348,6 +348,7 @@ PIECE = np.dtype(
         ("refusals", "u2"),  # refused moves in a row
         ("rose", "i1"),  # 1 where that move was up, -1 down, 0 where it is long ago
         ("swings", "u1"),  # how often in a row it was soon moved down still owing
+        ("huge", "?"),  # mostly mapped by huge pages, each accessed as a whole as far as is seen
         ("kept", "u1"),  # why the last plan left hot bytes of it, KEPT_CODE; 0 where it did not
     ],
     align=True,  # NumPy copies what is not before it reckons with it

@@ -90,6 +90,7 @@ class Memory:
     def __init__(self, span: range, rank: Rank = CXL) -> None:
         self.span = span
         self.rank = np.full(len(span) // PAGE_BYTES, rank)
+        self.is_huge = False
 
     def index(self, addresses: NDArray[np.uint64]) -> NDArray[np.int64]:
         return (addresses.astype(np.int64) - self.span.start) // PAGE_BYTES
@@ -268,6 +269,8 @@ class Machine:
             raise ProcessLookupError
         memory = self.memory[pid]
         folios["node"] = np.array(NODES)[memory.rank[memory.index(folios["addr"])]]
+        if memory.is_huge:
+            folios["pages"] = 512
 
     def rooms(self) -> dict[NodeId, NodeRoom]:
         on = sum(np.bincount(memory.rank, minlength=2) for memory in self.memory.values())

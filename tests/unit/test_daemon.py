@@ -442,6 +442,26 @@ def test_the_kernel_sorts_until_the_tier_is_full(
     assert daemon.sorting.is_due is not ends
 
 
+@pytest.mark.parametrize("by_kernel", [False, True])
+def test_huge_pages_that_are_accessed_at_times_are_left_to_the_kernel(
+    machine: Machine, *, by_kernel: bool
+) -> None:
+    """By one access in a while nobody can tell how many of their pages are hot."""
+    machine.start(HOT, Memory(SPAN))
+    machine.memory[HOT].is_huge = True
+    daemon = machine.daemon(FakeSampler(half_hot(30, hits=16), machine))
+    daemon.sorted_by_kernel = by_kernel
+    assert any(machine.rounds(daemon, 10)) is not by_kernel
+
+
+def test_huge_pages_that_are_accessed_all_the_time_rise_beside_the_kernel(machine: Machine) -> None:
+    machine.start(HOT, Memory(SPAN))
+    machine.memory[HOT].is_huge = True
+    daemon = machine.daemon(FakeSampler(half_hot(30), machine))
+    daemon.sorted_by_kernel = True
+    assert any(machine.rounds(daemon, 10))
+
+
 def test_what_the_kernel_did_long_ago_ends_nothing(machine: Machine) -> None:
     """Before the start, or in a pause, it may have had much make way."""
     machine.start(HOT, Memory(SPAN))

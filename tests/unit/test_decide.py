@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tests.unit.world import AGGREGATION_S, BASE, World, mapped, snapshot, window
 from tierd.decide.explain import REASONS, Why, explain
-from tierd.decide.heat import coalesce, fold, overlay, rates, score
+from tierd.decide.heat import coalesce, fold, of_single_pages, overlay, rates, score
 from tierd.decide.placement import plan
 from tierd.decide.settle import settle
 from tierd.decide.steps import times_the_mean
@@ -179,6 +179,25 @@ def test_joining_keeps_the_heat_and_the_bound(parts: list[tuple[int, float]]) ->
     assert total(after) == pytest.approx(total(before), rel=1e-4, abs=1e-6)
     assert len(after) <= max(8, len(before) // 4 + 8)
     assert (after["start"][1:] == after["end"][:-1]).all()
+
+
+def test_huge_pages_have_the_heat_of_each_of_their_pages() -> None:
+    """But for those that were accessed all the time, and by how much nobody knows."""
+    made = pieces((0, 512, HOT, [1]), (512, 512, HOT, [1]), (1024, 512, 1.9 * HOT, [1]))
+    assert of_single_pages(made, 2 * HOT) is made
+    made["huge"] = [False, True, True]
+    by_pages = of_single_pages(made, 2 * HOT)
+    for name in ("short", "long"):
+        assert by_pages[name] == pytest.approx([HOT, HOT / 512, 1.9 * HOT])
+        assert made[name] == pytest.approx([HOT, HOT, 1.9 * HOT])
+
+
+def test_huge_pages_are_not_joined_with_others() -> None:
+    made = pieces((0, 512, HOT, [1]), (512, 512, HOT, [1]), (1024, 512, HOT, [1]))
+    made["huge"] = [False, True, True]
+    joined = coalesce(made, 0.0, most=8)
+    assert ((joined["start"] - BASE) // PAGE_BYTES).tolist() == [0, 512]
+    assert joined["huge"].tolist() == [False, True]
 
 
 def test_overlay_cuts_at_every_edge() -> None:

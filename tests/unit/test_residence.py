@@ -60,6 +60,21 @@ def test_a_small_piece_is_known_exactly() -> None:
     assert pieces["probed_s"][0] == 5.0
 
 
+def test_a_piece_is_huge_where_most_of_it_is() -> None:
+    pieces = made(16, 16, 16)
+    pieces["huge"][2] = True
+    ends = [int(at) + size * PAGE_BYTES for at, size in zip(pieces["start"], (8, 7), strict=False)]
+
+    def query(_: Pid, folios: NDArray[np.void]) -> None:
+        for at, end in zip(pieces["start"], ends, strict=False):
+            folios["pages"][(folios["addr"] >= at) & (folios["addr"] < end)] = 512
+
+    rng = np.random.default_rng(1)
+    residence.probe(PID, pieces, RANKS, budget_pages=48, now_s=5.0, rng=rng, query=query)
+
+    assert pieces["huge"].tolist() == [True, False, False]
+
+
 @pytest.mark.parametrize("node", [-errno.ENOENT, -errno.EFAULT, 2, 99, pages.UNASKED])
 def test_pages_in_no_tier_count_for_none(node: int) -> None:
     pieces = made(8)

@@ -21,6 +21,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from tierd.model import MAX_TIERS, NEVER, PAGE_BYTES, PIECE, Accesses, Policy
 
+PAGES_OF_HUGE = 512
+"""Base pages that share an accessed bit where a huge page is mapped, of 2 MiB."""
+ALWAYS = 0.95
+"""Share of the ceiling from which memory is accessed in nearly every interval."""
 COLD_PER_PAGE_S = 1 / 60
 """Pages accessed less often than once a minute are alike: cold."""
 
@@ -89,6 +93,26 @@ def warmth(
     """
     at_most = short.astype(np.float64) + 3 / (2 * policy.short_s) / PAGE_BYTES
     return np.minimum(long.astype(np.float64), at_most)
+
+
+def of_single_pages(pieces: NDArray[np.void], ceiling: float) -> NDArray[np.void]:
+    """Returns pieces whose heat is that of each page on average, also where they are huge.
+
+    DAMON sees one accessed bit of a huge page, so its rate is that of all of its pages together.
+    One that is accessed in nearly every interval may be as hot throughout, and is left as it is.
+
+    Args:
+        pieces: dtype PIECE.
+        ceiling: of their rates.
+    """
+    most = np.maximum(score(pieces), pieces["short"])
+    divided = np.flatnonzero(pieces["huge"] & (most < ALWAYS * ceiling))
+    if not len(divided):
+        return pieces
+    pieces = pieces.copy()
+    for name in ("short", "long"):
+        pieces[name][divided] /= PAGES_OF_HUGE
+    return pieces
 
 
 def fold(
@@ -315,11 +339,11 @@ def _likeness(
         share = pieces["resident"][:, tier]
         place = 3 * place + (share > 0.02) + (share > 0.98)
     held = pieces["held_until_s"] > now_s
-    looked = np.isfinite(pieces["probed_s"]) * 2 + is_zoomed(pieces)
+    looked = (np.isfinite(pieces["probed_s"]) * 2 + is_zoomed(pieces)) * 2 + pieces["huge"]
     # Refusals and swings are 0 to 15.
     moves = (pieces["swings"] * 3 + pieces["rose"] + 1) * 2 + (pieces["owed"] > 0)
-    history = ((pieces["refusals"] * 2 + held) * 4 + looked) * 96 + moves
-    return np.asarray((heat * 3**MAX_TIERS + place) * (128 * 96) + history, np.int64)
+    history = ((pieces["refusals"] * 2 + held) * 8 + looked) * 96 + moves
+    return np.asarray((heat * 3**MAX_TIERS + place) * (256 * 96) + history, np.int64)
 
 
 def _used_tiers(pieces: NDArray[np.void]) -> list[int]:

@@ -54,7 +54,7 @@ def unsettle(pieces: NDArray[np.void]) -> NDArray[np.void]:
     That is for when the tiers are others than before. What was refused may not be any more.
     """
     pieces = pieces.copy()
-    for name in ("resident", "refusals", "rose", "owed", "swings"):
+    for name in ("resident", "refusals", "rose", "owed", "swings", "huge"):
         pieces[name] = 0
     for name in ("probed_s", "held_until_s", "moved_s"):
         pieces[name] = -np.inf

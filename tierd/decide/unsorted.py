@@ -22,7 +22,8 @@ The hot pages of a new target the kernel tells apart within its first passes ove
 were moved by their means meanwhile, they would take the room that those pages need; so what may
 have few of them is left to the kernel at first. In a tier that it has filled it is left to it for
 good: of regions that are alike those make way that chance has shown as cold, and with them the hot
-pages that lie there.
+pages that lie there. Huge pages are told of by the heat of single ones (heat.of_single_pages()), so
+they are as mixtures, unless they are accessed all the time.
 """
 
 import math

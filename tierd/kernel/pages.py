@@ -118,6 +118,23 @@ class Pagemap:
                 self._scans = False
         return every_page(start, end, limit)
 
+    def find_huge(self, folios: NDArray[np.void]) -> None:
+        """Sets `pages` of single addresses to what the huge page there spans, if one is mapped.
+
+        Before Linux 6.7 nothing tells, and none is found.
+
+        Raises:
+            ProcessLookupError: the process has exited.
+        """
+        if not self._scans:
+            return
+        array = ffi.from_buffer("struct tierd_folio[]", folios, require_writable=True)
+        result = lib.tierd_find_huge(self._pagemap.fileno(), array, len(array))
+        if result == -errno.ENOTTY:
+            self._scans = False
+        else:
+            check(result, "ioctl(PAGEMAP_SCAN)")
+
     def _scan(self, start: int, end: int, limit: int) -> tuple[NDArray[np.void], int]:
         folios = np.empty(limit, FOLIO)
         count, following = ffi.new("uint32_t *"), ffi.new("uint64_t *")
@@ -157,6 +174,18 @@ def query(pid: Pid, folios: NDArray[np.void]) -> None:
     """
     array = ffi.from_buffer("struct tierd_folio[]", folios, require_writable=True)
     check(lib.tierd_query_nodes(pid, array, len(array)), "move_pages")
+
+
+def look(pid: Pid, folios: NDArray[np.void]) -> None:
+    """Tells of single addresses what query() does, and find_huge().
+
+    Raises:
+        ProcessLookupError: the process has exited, or is a kernel thread.
+        PermissionError: we may not look into its memory.
+    """
+    query(pid, folios)
+    with Pagemap(pid) as pagemap:
+        pagemap.find_huge(folios)
 
 
 def move(

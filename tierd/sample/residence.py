@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the pieces of a target are: a look at some of their pages, never at all of them.
 
-One query of move_pages(2) for all the pages of a round, which costs about 1/40 of moving them.
+One query of move_pages(2) for all the pages of a round, which costs about 1/40 of moving them, and
+one of PAGEMAP_SCAN for each, whether it is part of a huge page.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from tierd.kernel import pages
 from tierd.model import MAX_TIERS, PAGE_BYTES, Pid
 
+MOSTLY = 0.5
+"""A piece is huge where at least so much of it is."""
 PAGES_PER_PIECE = 16
 """Looked at in each piece: a share is known to 1/16, and a piece of no more pages exactly."""
 
@@ -24,9 +27,9 @@ def probe(
     budget_pages: int,
     now_s: float,
     rng: np.random.Generator,
-    query: Callable[[Pid, NDArray[np.void]], None] = pages.query,
+    query: Callable[[Pid, NDArray[np.void]], None] = pages.look,
 ) -> None:
-    """Sets `resident` and `probed_s` of the pieces most in need, in place.
+    """Sets `resident`, `huge` and `probed_s` of the pieces most in need, in place.
 
     The pieces never looked at come first, then those looked at longest ago, as many as the budget
     has pages for.
@@ -38,7 +41,7 @@ def probe(
         budget_pages: at most so many pages are asked for.
         now_s: CLOCK_MONOTONIC.
         rng: where in its stretch of a piece each page is taken.
-        query: tells where the pages are.
+        query: tells where the pages are, and which are part of huge ones.
 
     Raises:
         ProcessLookupError: the target has exited; no piece was changed.
@@ -56,6 +59,8 @@ def probe(
     pieces["resident"][chosen] = _shares(
         piece, _ranks(folios["node"], rank_of_node), counts[chosen]
     )
+    huge = np.bincount(piece, folios["pages"] > 1, len(chosen))
+    pieces["huge"][chosen] = huge >= MOSTLY * counts[chosen]
     pieces["probed_s"][chosen] = now_s
 
 
