@@ -30,7 +30,6 @@ from tierd.migrate.cache import Cache
 from tierd.model import (
     PAGE_BYTES,
     Accesses,
-    Flags,
     KernelMoves,
     Pid,
     Pin,
@@ -216,11 +215,7 @@ class Daemon:
         targets = self._targets(fresh, begin_s)
         if self.sorted_by_kernel:
             self.follow_kernel()
-            unsorted = self._unsorted(targets, rooms[0], begin_s)
-            targets = [
-                replace(target, unsorted=flags)
-                for target, flags in zip(targets, unsorted, strict=True)
-            ]
+            targets = self._shared_with_kernel(targets, rooms[0], begin_s)
         counted = self.awaited.counted(rooms, now_s=begin_s)
         made = self._decide(targets, counted, begin_s)
         self._move(made, begin_s)
@@ -237,15 +232,21 @@ class Daemon:
         self._make_room(made.lacks, planned_bytes, begin_s)
         return planned_bytes
 
-    def _unsorted(self, targets: list[Target], room: TierRoom, begin_s: float) -> list[Flags]:
-        """Has the kernel sort what matters, and tells what of each target is left to it."""
+    def _shared_with_kernel(
+        self, targets: list[Target], room: TierRoom, begin_s: float
+    ) -> list[Target]:
+        """Has the kernel sort what matters; returns the targets with what is left to it of each."""
         by_pages = [
             replace(target, pieces=of_single_pages(target.pieces, target.ceiling))
             for target in targets
         ]
         sorting = self.sorting.with_room(room, self._cold_bytes(by_pages))
         self.sorting = sorting.after(by_pages, self.watched, now_s=begin_s)
-        return [self.sorting.leaves(target, now_s=begin_s) for target in by_pages]
+        unsorted = map(self.sorting.leaves, by_pages)
+        return [
+            replace(target, unsorted=flags, fills=self.sorting.fills(target, now_s=begin_s))
+            for target, flags in zip(targets, unsorted, strict=True)
+        ]
 
     def _cold_bytes(self, targets: Sequence[Target]) -> float:
         """Returns what may make way in the fastest tier for what the kernel takes up."""

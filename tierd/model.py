@@ -418,9 +418,9 @@ class Target:
     `ceiling` is the heat above which its samples cannot tell pieces apart. What is `pinned` counts
     as hotter than all else, and makes way for nobody; what is `fixed` is not moved at all. What
     `awaits_look` is about to be looked at page by page. What is `unsorted` is left to the kernel's
-    promotions, what is `spare` gains next to nothing in the fastest tier, and of a target that
-    `rests` nothing but what is pinned is moved up. `tenant` is an index into those that the plan is
-    for.
+    promotions, but where it `fills` free room, what is `spare` gains next to nothing in the fastest
+    tier, and of a target that `rests` nothing but what is pinned is moved up. `tenant` is an index
+    into those that the plan is for.
     """
 
     pid: Pid
@@ -430,6 +430,7 @@ class Target:
     fixed: Flags = False
     awaits_look: Flags = False
     unsorted: Flags = False
+    fills: Flags = False
     spare: Flags = False
     rests: bool = False
     tenant: int = 0

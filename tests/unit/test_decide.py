@@ -408,6 +408,38 @@ def test_what_is_left_to_the_kernel_does_not_rise() -> None:
     assert rising(replace(target, unsorted=first, pinned=first)) == ([0, 9, 18], {})
 
 
+def test_what_waits_for_the_kernel_fills_room_and_displaces_nobody() -> None:
+    """After what is hot, hottest first; what is held, or too cold for a move, is not among it."""
+    made = pieces(
+        (0, 50, HOT, [0, 1]),
+        (50, 50, 2 * HOT, [0, 1]),
+        (100, 30, HOT, [0, 1]),
+        (130, 50, 3 * HOT, [0, 1]),
+        (180, 50, HOT / 2000, [0, 1]),
+        (230, 50, 0.0, [1]),
+    )
+    made["held_until_s"][3] = 10.0
+    waits = np.array([True, True, False, True, True, False])
+    target = Target(pid=Pid(1), pieces=made, ceiling=np.inf, unsorted=waits)
+
+    def filled(room: int, *, fills: bool, policy: Policy = POLICY) -> tuple[dict[int, int], Plan]:
+        told = [replace(target, fills=fills)]
+        found = plan(told, rooms(room, 1000), policy, now_s=0, budget_bytes=1 << 30)
+        up = found.moves[found.moves["destination"] == 0]
+        starts, sizes = (up["start"] - BASE) // PAGE_BYTES, up["bytes"] // PAGE_BYTES
+        return dict(zip(starts.tolist(), sizes.tolist(), strict=True)), found
+
+    assert filled(110, fills=False)[0] == {100: 30}
+    rises, found = filled(110, fills=True)
+    assert rises == {100: 30, 50: 50, 0: 30}
+    assert not (found.moves["destination"] == 1).any()
+    assert found.kept[Kept.SORTS] == (20 + 50) * PAGE_BYTES
+    assert [bool(code) for code in found.kept_codes] == [True, False, False, True, False, False]
+    rises, found = filled(0, fills=True)
+    assert rises == {100: 30}, "as hot memory does, for which others make way"
+    assert pages_moved(found, 0, 1) == 30
+
+
 def test_what_is_spare_does_not_rise_to_the_fastest_tier() -> None:
     """But to one in between, and being warm, into room that is left."""
     made = pieces((0, 9, 2 * HOT, [0, 0, 1]), (9, 9, HOT, [0, 0, 1]), (18, 9, HOT, [0, 1]))

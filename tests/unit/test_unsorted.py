@@ -383,47 +383,55 @@ def test_a_new_target_ends_a_long_rest() -> None:
     assert begins_again - ends == RESTS_S
 
 
-def left(sorting: Sorting, one: Target, now_s: float) -> list[bool]:
-    told: list[bool] = np.broadcast_to(sorting.leaves(one, now_s=now_s), len(one.pieces)).tolist()
+def left(sorting: Sorting, one: Target) -> list[bool]:
+    told: list[bool] = np.broadcast_to(sorting.leaves(one), len(one.pieces)).tolist()
     return told
 
 
-def test_what_may_have_few_hot_pages_is_left_to_the_kernel_at_first() -> None:
+def test_what_may_have_few_hot_pages_is_left_to_the_kernel_in_its_turns() -> None:
     """Not what most of whose pages are hot, and not a single page."""
     places = ((0, 100, HOT, [0, 1]), (100, 100, 3 * HOT, [0, 1]), (200, 1, HOT, [0, 1]))
     new = replace(target(*places), ceiling=5 * HOT)
     sorting = Sorting().after([new], [Pid(1)], now_s=100)
-    for now_s in (100, 99 + FIRST_S):
-        assert left(sorting.after([new], [Pid(1)], now_s=now_s), new, now_s) == [True, False, False]
-    later = sorting.after([new], [Pid(1)], now_s=100 + FIRST_S)
-    assert left(later, new, 100 + FIRST_S) == [False] * 3
-    beside = later.after([new, replace(new, pid=Pid(2))], [Pid(1), Pid(2)], now_s=101 + FIRST_S)
-    assert left(beside, new, 101 + FIRST_S) == [False] * 3
-    assert left(beside, replace(new, pid=Pid(2)), 101 + FIRST_S) == [True, False, False]
+    assert left(sorting, new) == [True, False, False]
+    rests = sorting.after([replace(SORTED, pid=Pid(1))], [Pid(1)], now_s=100 + FIRST_S)
+    assert not rests.is_due
+    assert left(rests, new) == [False] * 3
+
+
+def test_after_a_while_it_may_take_free_room() -> None:
+    new, other = replace(UNSORTED, ceiling=5 * HOT), replace(UNSORTED, pid=Pid(2))
+    sorting = Sorting().after([new], [Pid(1)], now_s=100)
+    for late_s, fills in (0, False), (FIRST_S - 1, False), (FIRST_S, True):
+        assert sorting.fills(new, now_s=100 + late_s) is fills
+    beside = sorting.after([new, other], [Pid(1), Pid(2)], now_s=100 + FIRST_S)
+    assert beside.fills(new, now_s=101 + FIRST_S)
+    assert not beside.fills(other, now_s=101 + FIRST_S)
+    assert not replace(beside, is_filled=True).fills(new, now_s=101 + FIRST_S)
 
 
 def test_what_the_kernel_has_filled_the_tier_with_stays() -> None:
-    """However old the target, and whatever comes beside it, until few go below."""
+    """Whatever comes beside it, until few go below."""
     mixture = replace(WARM, ceiling=5 * HOT)
     sorting = Sorting()
     for now_s in range(10):
         sorting = sorting.once_taken_up(EXCHANGED, now_s=now_s)
         sorting = sorting.after([mixture], [mixture.pid], now_s=now_s)
     assert not sorting.is_due
-    assert left(sorting, mixture, 10) == left(sorting, mixture, 10 + 2 * FIRST_S) == [True]
+    assert left(sorting, mixture) == [True]
     late_s = 10 + 2 * FIRST_S
     beside = sorting.after([mixture], [mixture.pid, Pid(2)], now_s=late_s)
     assert beside.is_due
-    assert left(beside, mixture, late_s) == [True]
+    assert left(beside, mixture) == [True]
     instead = sorting.after([], [], now_s=late_s).after([], [Pid(2)], now_s=late_s)
-    assert left(instead, replace(mixture, pid=Pid(2)), late_s + FIRST_S) == [False]
+    assert not instead.is_filled
     few = sorting.after([SORTED], [SORTED.pid], now_s=10)
-    assert not any(left(few, replace(SORTED, ceiling=5 * HOT), 10))
+    assert not any(left(few, replace(SORTED, ceiling=5 * HOT)))
     again = beside.after([SORTED], [mixture.pid, Pid(2)], now_s=late_s + YOUNG_S)
-    assert not any(left(again, replace(SORTED, ceiling=5 * HOT), late_s + YOUNG_S))
+    assert not any(left(again, replace(SORTED, ceiling=5 * HOT)))
 
 
 def test_nothing_is_left_to_a_kernel_that_does_not_sort() -> None:
     at_rest = seen(SORTED)
     assert not at_rest.is_due
-    assert not any(left(at_rest, replace(SORTED, ceiling=5 * HOT), 0))
+    assert not any(left(at_rest, replace(SORTED, ceiling=5 * HOT)))

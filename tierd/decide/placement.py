@@ -104,6 +104,7 @@ def plan(
         pinned=_by_piece([t.pinned for t in targets], lengths),
         awaits_look=_by_piece([t.awaits_look for t in targets], lengths),
         unsorted=_by_piece([t.unsorted for t in targets], lengths),
+        fills=_by_piece([t.fills for t in targets], lengths),
         spare=_by_piece([t.spare for t in targets], lengths),
         rests=np.repeat([t.rests for t in targets], lengths),
         tenant=np.repeat([t.tenant for t in targets], lengths),

@@ -38,6 +38,7 @@ class Steps:
         pinned: NDArray[np.bool_],
         awaits_look: NDArray[np.bool_],
         unsorted: NDArray[np.bool_],
+        fills: NDArray[np.bool_],
         spare: NDArray[np.bool_],
         rests: NDArray[np.bool_],
         tenant: NDArray[np.intp],
@@ -63,6 +64,7 @@ class Steps:
         self.pinned = pinned
         self.awaits_look = awaits_look
         self.unsorted = unsorted & ~pinned
+        self.fills = fills & self.unsorted
         self.spare = spare & ~pinned
         self.rests = rests & ~pinned
         self.tenant, self.tenants, self.elsewhere = tenant, tenants, elsewhere
@@ -100,6 +102,7 @@ class Steps:
         rising, sinking = self._rising(rank), self._sinking(rank)
         before = float(self.rising_bytes)
         self._fill_hot(rank, rising, sinking)
+        self._fill_idle(rank)
         self._fill_room(rank, before - self.rising_bytes)
 
     def _fill_hot(self, rank: int, rising: Stock, sinking: Stock) -> None:
@@ -109,6 +112,18 @@ class Steps:
         budgets = (self.budget_bytes, self.rising_bytes)
         self.owed.append(np.zeros(1))
         self._fill(rank, rising, sinking, room=room, shortfall=shortfall, budgets=budgets)
+
+    def _fill_idle(self, rank: int) -> None:
+        """Has hot bytes that wait for the kernel take room that is free; nothing makes way."""
+        room = float(self.free[rank])
+        if room < PAGE_BYTES or not self.fills.any():
+            return
+        waits = self._free_to_rise(rank, self.fills, self.lasting)
+        waits = waits.take(np.flatnonzero(waits.heat >= waits.margin))
+        rises = up_to(waits.size, min(room, self.budget_bytes, self.rising_bytes))
+        self.kept[Kept.SORTS] -= rises.sum()
+        self.kept_codes[waits.piece[waits.size - rises < PAGE_BYTES]] = 0
+        self._promote(waits, rises, rank)
 
     def _fill_room(self, rank: int, promoted: float) -> None:
         """Has warm bytes take room that hot ones leave.
@@ -149,16 +164,24 @@ class Steps:
 
     def _warm(self, rank: int) -> Stock:
         """Bytes below the tier that are worth a move where there is room, warmest first."""
-        may_rise = ~(self.held | self.unsorted | self.rests | self.pinned)
+        heat = warmth(self.pieces["short"], self.pieces["long"], self.policy)
+        stock = self._free_to_rise(rank, ~(self.unsorted | self.pinned), heat)
+        is_warm = stock.heat >= warm_from(self.policy, self.gap_ns(rank))
+        return stock.take(np.flatnonzero(is_warm))
+
+    def _free_to_rise(self, rank: int, these: NDArray[np.bool_], heat: Floats) -> Stock:
+        """Bytes of these pieces below the tier that may take room there, hottest first.
+
+        That counts for no share of a tenant; one that has a maximum gets none.
+        """
+        may_rise = these & ~(self.held | self.rests)
         if len(self.tenants) > 1:
             may_rise &= np.isinf(self._of_tier("maximum_bytes", rank, np.inf))[self.tenant]
         piece, column = np.nonzero(self.bytes[:, rank + 1 :] >= PAGE_BYTES)
         free_to = np.flatnonzero(may_rise[piece])
         piece, tier = piece[free_to], column[free_to] + rank + 1
-        heat = warmth(self.pieces["short"][piece], self.pieces["long"][piece], self.policy)
-        stock = self._stock_of(piece, tier, rank, heat)
-        is_warm = stock.heat >= warm_from(self.policy, self.gap_ns(rank))
-        stock = stock.take(np.flatnonzero(is_warm & ~self._is_closed(stock, rank)))
+        stock = self._stock_of(piece, tier, rank, heat[piece])
+        stock = stock.take(np.flatnonzero(~self._is_closed(stock, rank)))
         return stock.take(np.argsort(-stock.heat, kind="stable"))
 
     def _wanted(self, rank: int, rising: Stock, sinking: Stock, room: float) -> Floats:

@@ -20,10 +20,13 @@ later, but soon where more accesses go below than when its last one ended.
 
 The hot pages of a new target the kernel tells apart within its first passes over it. If regions
 were moved by their means meanwhile, they would take the room that those pages need; so what may
-have few of them is left to the kernel at first. In a tier that it has filled it is left to it for
-good: of regions that are alike those make way that chance has shown as cold, and with them the hot
-pages that lie there. Huge pages are told of by the heat of single ones (heat.of_single_pages()), so
-they are as mixtures, unless they are accessed all the time.
+have few of them is left to the kernel in its turns. In a tier that it has filled it is left to it
+for good: of regions that are alike those make way that chance has shown as cold, and with them the
+hot pages that lie there. But the kernel may not look for minutes, and room that is free then is for
+regions after a while.
+
+Huge pages are told of by the heat of single ones (heat.of_single_pages()), so they are as mixtures,
+unless they are accessed all the time.
 """
 
 import math
@@ -60,10 +63,10 @@ WORSE = 0.1
 SETTLES_S = 10.0
 """So long samples of a new target find ever more of what goes below."""
 FIRST_S = 60.0
-"""So old a target has to be for regions to be moved of which few pages may be hot, in a tier that
-is not full.
+"""So old a target has to be for regions of which few pages may be hot to take free room.
 
-The longest period of the kernel's looks by itself (numa_balancing/scan_period_max_ms)."""
+The longest period of the kernel's looks by itself (numa_balancing/scan_period_max_ms). But of
+mappings that a program does not access it looks at one in each, before it begins again."""
 
 NOTHING = KernelMoves()
 
@@ -257,17 +260,20 @@ class Sorting:
         filling = replace(self.filling, left_bytes=None)
         return replace(self, is_due=True, filling=filling, left=left, lacking_pages=math.inf)
 
-    def leaves(self, target: Target, *, now_s: float) -> Flags:
-        """Tells which pieces are left to the kernel, at first and in a tier that it has filled.
+    def leaves(self, target: Target) -> Flags:
+        """Tells which pieces are left to the kernel, in a turn and in a tier that it has filled."""
+        if not (self.is_due or self.is_filled):
+            return False
+        return is_unsure(target.pieces, NEAR_CEILING * target.ceiling)
+
+    def fills(self, target: Target, *, now_s: float) -> bool:
+        """Tells whether what is left to the kernel may take room that is free meanwhile.
 
         Args:
             target: one of those watched, as after() was told.
             now_s: the instant.
         """
-        is_first = self.is_due and now_s - self.came_s[target.pid] < FIRST_S
-        if not (is_first or self.is_filled):
-            return False
-        return is_unsure(target.pieces, NEAR_CEILING * target.ceiling)
+        return not self.is_filled and now_s - self.came_s[target.pid] >= FIRST_S
 
 
 def _sum(one: KernelMoves, other: KernelMoves) -> KernelMoves:
