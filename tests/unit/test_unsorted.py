@@ -399,6 +399,16 @@ def test_what_may_have_few_hot_pages_is_left_to_the_kernel_in_its_turns() -> Non
     assert left(rests, new) == [False] * 3
 
 
+def test_what_the_kernel_has_taken_up_in_part_is_not_hot_by_a_few_samples() -> None:
+    new = replace(target((0, 100, HOT, [0, 1]), (100, 100, HOT, [0.5, 0.5])), ceiling=4 * HOT)
+    new.pieces["short"] = 1.5 * HOT
+    new.pieces["long"] = [0.1 * HOT, 0.4 * HOT]
+    sorting = Sorting().after([new], [Pid(1)], now_s=0)
+    assert left(sorting, new) == [False, True]
+    new.pieces["long"] = HOT
+    assert left(sorting, new) == [False, False]
+
+
 def test_after_a_while_it_may_take_free_room() -> None:
     new, other = replace(UNSORTED, ceiling=5 * HOT), replace(UNSORTED, pid=Pid(2))
     sorting = Sorting().after([new], [Pid(1)], now_s=100)

@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 
 from tierd.decide.below import FEW, below, lacking_bytes
 from tierd.decide.filling import Filling
+from tierd.decide.heat import score
 from tierd.decide.worth import NEAR_CEILING, is_unsure
 from tierd.model import PAGE_BYTES, Flags, KernelMoves, Pid, Target, TierRoom
 
@@ -58,6 +59,8 @@ WAITS_MOST_S = 3.0
 """For so long the next one waits for a target's samples."""
 DISPLACES = 0.5
 """The tier is full where more than this share of what the kernel takes up displaces others."""
+IN_PART = 0.02
+"""Of what is in the fastest tier with more than this share the kernel has sorted some."""
 WORSE = 0.1
 """By so much more of the accesses below it rests no longer than PATIENCE_S."""
 SETTLES_S = 10.0
@@ -261,10 +264,16 @@ class Sorting:
         return replace(self, is_due=True, filling=filling, left=left, lacking_pages=math.inf)
 
     def leaves(self, target: Target) -> Flags:
-        """Tells which pieces are left to the kernel, in a turn and in a tier that it has filled."""
+        """Tells which pieces are left to the kernel, in a turn and in a tier that it has filled.
+
+        Those whose hot pages it has taken up already have to be hot for longer than by the short
+        average: of hundreds some exceed what they are by a third at any time.
+        """
         if not (self.is_due or self.is_filled):
             return False
-        return is_unsure(target.pieces, NEAR_CEILING * target.ceiling)
+        pieces, sure = target.pieces, NEAR_CEILING * target.ceiling
+        is_sorted = pieces["resident"][:, 0] > IN_PART
+        return is_unsure(pieces, sure) | (is_sorted & (score(pieces) < sure))
 
     def fills(self, target: Target, *, now_s: float) -> bool:
         """Tells whether what is left to the kernel may take room that is free meanwhile.
