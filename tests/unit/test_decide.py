@@ -422,9 +422,9 @@ def test_what_waits_for_the_kernel_fills_room_and_displaces_nobody() -> None:
     waits = np.array([True, True, False, True, True, False])
     target = Target(pid=Pid(1), pieces=made, ceiling=np.inf, unsorted=waits)
 
-    def filled(room: int, *, fills: bool, policy: Policy = POLICY) -> tuple[dict[int, int], Plan]:
+    def filled(room: int, *, fills: bool) -> tuple[dict[int, int], Plan]:
         told = [replace(target, fills=fills)]
-        found = plan(told, rooms(room, 1000), policy, now_s=0, budget_bytes=1 << 30)
+        found = plan(told, rooms(room, 1000), POLICY, now_s=0, budget_bytes=1 << 30)
         up = found.moves[found.moves["destination"] == 0]
         starts, sizes = (up["start"] - BASE) // PAGE_BYTES, up["bytes"] // PAGE_BYTES
         return dict(zip(starts.tolist(), sizes.tolist(), strict=True)), found

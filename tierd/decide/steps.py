@@ -119,7 +119,7 @@ class Steps:
         if room < PAGE_BYTES or not self.fills.any():
             return
         waits = self._free_to_rise(rank, self.fills, self.lasting)
-        waits = waits.take(np.flatnonzero(waits.heat >= waits.margin))
+        waits = _hottest_first(waits.take(np.flatnonzero(waits.heat >= waits.margin)))
         rises = up_to(waits.size, min(room, self.budget_bytes, self.rising_bytes))
         self.kept[Kept.SORTS] -= rises.sum()
         self.kept_codes[waits.piece[waits.size - rises < PAGE_BYTES]] = 0
@@ -167,10 +167,10 @@ class Steps:
         heat = warmth(self.pieces["short"], self.pieces["long"], self.policy)
         stock = self._free_to_rise(rank, ~(self.unsorted | self.pinned), heat)
         is_warm = stock.heat >= warm_from(self.policy, self.gap_ns(rank))
-        return stock.take(np.flatnonzero(is_warm))
+        return _hottest_first(stock.take(np.flatnonzero(is_warm)))
 
     def _free_to_rise(self, rank: int, these: NDArray[np.bool_], heat: Floats) -> Stock:
-        """Bytes of these pieces below the tier that may take room there, hottest first.
+        """Bytes of these pieces below the tier that may take room there.
 
         That counts for no share of a tenant; one that has a maximum gets none.
         """
@@ -181,8 +181,7 @@ class Steps:
         free_to = np.flatnonzero(may_rise[piece])
         piece, tier = piece[free_to], column[free_to] + rank + 1
         stock = self._stock_of(piece, tier, rank, heat[piece])
-        stock = stock.take(np.flatnonzero(~self._is_closed(stock, rank)))
-        return stock.take(np.argsort(-stock.heat, kind="stable"))
+        return stock.take(np.flatnonzero(~self._is_closed(stock, rank)))
 
     def _wanted(self, rank: int, rising: Stock, sinking: Stock, room: float) -> Floats:
         """Returns how much of each is worth moving up, however large the budgets are.
@@ -336,8 +335,7 @@ class Steps:
             if kept.any():
                 self._keep(why, stock.piece[kept], stock.size[kept])
                 may_rise = may_rise & ~flags
-        stock = stock.take(np.flatnonzero(may_rise))
-        return stock.take(np.argsort(-stock.heat, kind="stable"))
+        return _hottest_first(stock.take(np.flatnonzero(may_rise)))
 
     def _is_closed(self, stock: Stock, rank: int) -> NDArray[np.bool_]:
         """Tells what nothing but a pin moves up to the tier now, from where it lies."""
@@ -420,8 +418,7 @@ class Steps:
             return
         going = replace(sinking, size=size).take(np.flatnonzero(size))
         for tenant in np.unique(self.tenant[going.piece]):
-            mine = self._of_tenant(going, tenant)
-            mine = mine.take(np.argsort(-mine.heat, kind="stable"))
+            mine = _hottest_first(self._of_tenant(going, tenant))
             for lower in range(rank + 1, len(self.rooms)):
                 before = len(self.demotions)
                 sent = self._receive(lower, mine, tenant, spare)
@@ -462,6 +459,10 @@ class Steps:
     def _spend(self, stock: Stock, size: Floats) -> None:
         self.bytes[stock.piece, stock.tier] -= size
         self.budget_bytes -= size.sum()
+
+
+def _hottest_first(stock: Stock) -> Stock:
+    return stock.take(np.argsort(-stock.heat, kind="stable"))
 
 
 def times_the_mean(size: Floats) -> Floats:
