@@ -144,25 +144,42 @@ int tierd_list_folios(int pagemap, int maps, uint64_t start, uint64_t end, uint3
 	return 0;
 }
 
+/* Whether a huge page is mapped at an address: 1 or 0, or a negative errno. */
+static int is_huge(int pagemap, uint64_t address)
+{
+	struct page_region region;
+	struct pm_scan_arg scan = {
+		.size = sizeof(scan),
+		.start = address & ~(PAGE_BYTES - 1),
+		.end = (address & ~(PAGE_BYTES - 1)) + PAGE_BYTES,
+		.vec = (uintptr_t)&region,
+		.vec_len = 1,
+		.category_mask = PAGE_IS_PRESENT | PAGE_IS_HUGE,
+		.return_mask = PAGE_IS_HUGE,
+	};
+	int found = ioctl(pagemap, PAGEMAP_SCAN, &scan);
+
+	if (found < 0 && errno != EFAULT) /* which says that no program maps it */
+		return -errno;
+	return found > 0;
+}
+
+/* What is mapped by one entry of a PMD is asked for once, if it is told of in a row. */
 int tierd_find_huge(int pagemap, struct tierd_folio *pages, size_t count)
 {
-	for (size_t i = 0; i < count; i++) {
-		struct page_region region;
-		struct pm_scan_arg scan = {
-			.size = sizeof(scan),
-			.start = pages[i].addr & ~(PAGE_BYTES - 1),
-			.end = (pages[i].addr & ~(PAGE_BYTES - 1)) + PAGE_BYTES,
-			.vec = (uintptr_t)&region,
-			.vec_len = 1,
-			.category_mask = PAGE_IS_PRESENT | PAGE_IS_HUGE,
-			.return_mask = PAGE_IS_HUGE,
-		};
-		int found = ioctl(pagemap, PAGEMAP_SCAN, &scan);
+	uint64_t asked = UINT64_MAX;
+	int huge = 0;
 
-		if (found < 0 && errno != EFAULT) /* which says that no program maps it */
-			return -errno;
-		if (found > 0)
+	for (size_t i = 0; i < count; i++) {
+		uint64_t entry = pages[i].addr / HUGE_BYTES;
+
+		if (entry != asked)
+			huge = is_huge(pagemap, pages[i].addr);
+		if (huge < 0)
+			return huge;
+		if (huge)
 			pages[i].pages = HUGE_BYTES / PAGE_BYTES;
+		asked = entry;
 	}
 	return 0;
 }

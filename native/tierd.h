@@ -94,7 +94,8 @@ int tierd_query_nodes(int32_t pid, struct tierd_folio *folios, size_t count);
  * tierd_find_huge() - tell which pages are mapped as part of a huge one
  * @pagemap: an open /proc/PID/pagemap of a process that has memory
  * @pages: addresses in it, each by itself; @pages becomes what the huge page spans, else is as it
- *         was. One larger than a PMD maps counts as one of a PMD.
+ *         was. One larger than a PMD maps counts as one of a PMD. They are best sorted: neighbours
+ *         that one entry of a PMD would map are answered by one system call.
  * @count: number of addresses
  *
  * Return: 0, -ENOTTY before Linux 6.7, or another negative errno of ioctl(PAGEMAP_SCAN).

@@ -2,7 +2,7 @@
 """Where the pieces of a target are: a look at some of their pages, never at all of them.
 
 One query of move_pages(2) for all the pages of a round, which costs about 1/40 of moving them, and
-one of PAGEMAP_SCAN for each, whether it is part of a huge page.
+one of PAGEMAP_SCAN for each 2 MiB that they lie in, whether that is a huge page.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def probe(
     """
     counts = np.minimum(_page_counts(pieces), PAGES_PER_PIECE)
     order = np.argsort(pieces["probed_s"], kind="stable")
-    chosen = order[np.cumsum(counts[order]) <= budget_pages]
+    chosen = np.sort(order[np.cumsum(counts[order]) <= budget_pages])
     if not len(chosen):
         return
     piece, addresses = _sample(pieces[chosen], counts[chosen], rng)

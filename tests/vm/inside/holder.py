@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that holds memory: prints its address, and at a line of stdin what is damaged of it.
 
-Usage: holder.py PAGES [shared|locked|huge|untouched|bound:NODE]...
+Usage: holder.py PAGES [shared|locked|huge|small|untouched|bound:NODE]...
+
+`small` is what it has without another kind.
 """
 
 import ctypes
