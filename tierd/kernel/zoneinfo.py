@@ -45,14 +45,10 @@ from tierd.kernel import text
 from tierd.model import PAGE_BYTES, NodeId
 
 _LIMIT_BYTES = 64 << 20
-_HEADER = re.compile(rb"^Node (\d+), zone +(\w+)$", re.MULTILINE)
-_FIELDS = {
-    name: re.compile(rb"^ +%s +(\d+)$" % name.encode(), re.MULTILINE)
-    for name in ("pages free", "high", "managed")
-}
-_ASIDE = re.compile(rb"^ +count: +(\d+)$", re.MULTILINE)
-_CACHE = re.compile(rb"^ +nr_inactive_file +(\d+)$", re.MULTILINE)
-_PROTECTION = re.compile(rb"^ +protection: \(([\d, ]*)\)$", re.MULTILINE)
+_HEADER = re.compile(rb"Node (\d+), zone +(\w+)\n")
+_FREE, _HIGH, _MANAGED, _CACHE = b" pages free ", b" high ", b" managed ", b" nr_inactive_file "
+_ASIDE = re.compile(rb" count: +(\d+)\n")
+_PROTECTION = re.compile(rb" protection: \(([\d, ]*)\)\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,12 +137,17 @@ def _order(headers: Iterable[re.Match[bytes]]) -> list[bytes]:
 
 
 def _parse_zone(path: Path, block: bytes, header: re.Match[bytes], order: list[bytes]) -> Zone:
-    numbers = {name: pattern.search(block) for name, pattern in _FIELDS.items()}
-    free, high, managed = (0 if match is None else int(match[1]) for match in numbers.values())
-    protection, cache = _PROTECTION.search(block), _CACHE.search(block)
-    if protection is None or None in numbers.values() or b"Movable" not in order:
-        shown = (header[0] + block[:80]).decode(errors="replace")
-        raise text.UnexpectedContent(path, shown, "a zone with its watermarks and protection")
+    try:
+        free, high, managed, cache = (
+            text.number_after(block, name) for name in (_FREE, _HIGH, _MANAGED, _CACHE)
+        )
+    except ValueError:
+        raise _unexpected(path, block, header) from None
+    protection = _PROTECTION.search(block)
+    if free is None or high is None or managed is None or protection is None:
+        raise _unexpected(path, block, header)
+    if b"Movable" not in order:
+        raise _unexpected(path, block, header)
     reserves = [int(pages) for pages in protection[1].split(b",") if pages.strip()]
     movable = order.index(b"Movable")
     return Zone(
@@ -157,5 +158,10 @@ def _parse_zone(path: Path, block: bytes, header: re.Match[bytes], order: list[b
         high_pages=high,
         managed_pages=managed,
         reserve_pages=reserves[movable] if movable < len(reserves) else 0,
-        cache_pages=0 if cache is None else int(cache[1]),
+        cache_pages=cache or 0,
     )
+
+
+def _unexpected(path: Path, block: bytes, header: re.Match[bytes]) -> text.UnexpectedContent:
+    shown = (header[0] + block[:80]).decode(errors="replace")
+    return text.UnexpectedContent(path, shown, "a zone with its watermarks and protection")
