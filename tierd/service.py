@@ -109,6 +109,11 @@ class Service:
     """Where DAMOS moves."""
     was_set: dict[str, dict[str, Any]] = field(default_factory=dict)
     trouble: str | None = None
+    shown: dict[str, Any] = field(init=False)
+    """The files as the status has them; to make that takes as long as a plan."""
+
+    def __post_init__(self) -> None:
+        self.shown = as_dict(self.files)
 
     def reload(self) -> None:
         """Takes over the files as they are now, whole or not at all, and says what has changed."""
@@ -182,8 +187,9 @@ class Service:
         """Takes over the files and what was set on top, and returns what that changes."""
         files = config.load(self.command_line.path, [as_set(was_set)])
         self._take(self.command_line.on_top_of(files))
-        changes = differences(as_dict(self.files), as_dict(files))
-        self.files = files
+        shown = as_dict(files)
+        changes = differences(self.shown, shown)
+        self.files, self.shown = files, shown
         return changes
 
     def _take(self, settings: Config) -> None:
@@ -280,7 +286,7 @@ class Service:
         document = {
             "pid": os.getpid(),
             **account,
-            "config": as_dict(self.files),
+            "config": self.shown,
             "set": self.was_set,
             "drains": self.drains.accounts(),
             "cxl": self.cxl_errors.account(),
