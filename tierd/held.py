@@ -65,6 +65,9 @@ class Held:
         change = self.change(path)
         if change is not None and change.after == value:
             return False
+        if change is not None and change.before != value:
+            self._journal.write_over(self._entries[path], value)
+            return True
         self._put_back(path)  # of an earlier time there may be nothing left to put back
         entry = self._journal.write(self.root / path, value)
         if entry is not None:

@@ -21,7 +21,7 @@ import fcntl
 import json
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NewType, Self, get_origin, get_type_hints
 
@@ -46,11 +46,15 @@ TOLD_LINES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tunable:
-    """A file that was given another value, each in the form in which the kernel shows it."""
+    """A file that was given another value, each in the form in which the kernel shows it.
+
+    Where one of ours was written over, `replaced` is that: a crash may have come before `after`.
+    """
 
     path: str
     before: str
     after: str
+    replaced: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +199,18 @@ class Journal:
             raise
         return entry
 
+    def write_over(self, entry: EntryId, value: str) -> None:
+        """Writes another value over one of ours, in one step; undoing goes back before both.
+
+        Raises:
+            TierdError: it could not be recorded, so it was not written.
+            OSError: the file refused it, and may hold either; undoing takes back both.
+        """
+        change = self._live[entry]
+        assert isinstance(change, Tunable)
+        self.amend(entry, replace(change, after=value, replaced=change.after))
+        self._files.write(Path(change.path), value)
+
     def record(self, change: Change) -> EntryId:
         """Records a change that the caller makes next.
 
@@ -268,10 +284,10 @@ class Journal:
             return f"{path} is gone: nothing to restore"
         if now == change.before:
             return None
-        if now != change.after:
+        if now not in (change.after, change.replaced):
             return f"{path} holds {now!r}, not our {change.after!r}: left as it is"
         self._files.write(path, change.before)
-        return f"{path}: {change.after} back to {change.before}"
+        return f"{path}: {now} back to {change.before}"
 
     def _revert_slots(self, change: Slots) -> str | None:
         now = self._admin.count()

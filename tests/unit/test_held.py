@@ -151,7 +151,9 @@ def test_what_others_write_is_set_again_and_put_back_last(
     assert now(root) == {**BEFORE, "a": value}
 
 
-def test_another_value_is_for_the_time_before_the_first(root: Path, held: Held) -> None:
+def test_another_value_is_for_the_time_before_the_first(
+    root: Path, held: Held, files: Files
+) -> None:
     for value in ("5", "6"):
         held.hold("one", {"a": value})
         change = held.change("a")
@@ -159,6 +161,7 @@ def test_another_value_is_for_the_time_before_the_first(root: Path, held: Held) 
         assert (change.before, change.after) == ("0", value)
     held.let_go("one")
     assert now(root) == BEFORE
+    assert files.writes == [("a", "5"), ("a", "6"), ("a", "0")]
 
 
 def test_a_value_of_others_that_is_then_wanted_is_theirs(root: Path, held: Held) -> None:

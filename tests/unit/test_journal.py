@@ -29,8 +29,13 @@ class Killed(BaseException):
 
 @pytest.fixture
 def fake(tmp_path: Path) -> FakeDamon:
-    fake = FakeDamon(tmp_path / "root", processes=[TARGET, 88])
+    return made(tmp_path)
+
+
+def made(folder: Path) -> FakeDamon:
+    fake = FakeDamon(folder / "root", processes=[TARGET, 88])
     fake.exclusive["damon_stat"] = True
+    fake.values["knob"] = "0"
     return fake
 
 
@@ -52,6 +57,9 @@ def start_all(fake: FakeDamon, journal: Journal) -> None:
     """Changes everything that a session changes, in its order."""
     admin = Admin(fake.root, fake)
     journal.write(switch(fake), "N")
+    knob = journal.write(fake.root / "knob", "1")
+    assert knob is not None
+    journal.write_over(knob, "2")
     journal.record(Slots(before=0, after=4))
     admin.resize(4)
     change = Kdamond(slot=1, mark_us=MARK_US, target=TARGET)
@@ -64,7 +72,7 @@ def start_all(fake: FakeDamon, journal: Journal) -> None:
 
 def is_as_it_was(fake: FakeDamon) -> bool:
     return (
-        not fake.running and fake.values == {f"{ADMIN}/nr_kdamonds": "0"}
+        not fake.running and fake.values == {f"{ADMIN}/nr_kdamonds": "0", "knob": "0"}
     ) and fake.exclusive == {"damon_stat": True}
 
 
@@ -77,6 +85,7 @@ def test_everything_is_taken_back_once(fake: FakeDamon, journal: Journal) -> Non
     assert [line.split()[0] for line in told] == [
         "kdamond",
         "nr_kdamonds:",
+        f"{fake.root}/knob:",
         f"{switch(fake)}:",
     ]
     writes = list(fake.writes)
@@ -89,8 +98,7 @@ def test_everything_is_taken_back_once(fake: FakeDamon, journal: Journal) -> Non
 def test_a_kill_at_any_step_is_undone(at: int, torn: int) -> None:
     """Dies before the n-th write to the machine or the journal, which may leave half a line."""
     with tempfile.TemporaryDirectory() as folder:
-        fake = FakeDamon(Path(folder) / "root", processes=[TARGET])
-        fake.exclusive["damon_stat"] = True
+        fake = made(Path(folder))
         state = Path(folder) / "state"
         die_in(fake, state, at, torn)
 
