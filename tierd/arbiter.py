@@ -90,7 +90,7 @@ class Arbiter:
     def _turn_on(self, limit_mbps: int, *, sorts: bool, first: bool) -> None:
         """Has the kernel promote single pages, and demote for them, or only demote."""
         mode, limit = self._otherwise(numa_balancing.PATH), self._otherwise(numa_balancing.LIMIT)
-        demotes = text.read(self.held.root / numa_balancing.DEMOTES)
+        demotes = text.read(self.held.at(numa_balancing.DEMOTES))
         if mode is None or limit is None or demotes is None:
             raise UnsupportedKernel("this kernel places no pages by itself", hint=LEAVE_OUT)
         wanted = {numa_balancing.DEMOTES: numa_balancing.YES}
@@ -125,7 +125,7 @@ class Arbiter:
     def _otherwise(self, path: str) -> int | None:
         """What a setting would be if it were not held."""
         change = self.held.change(path)
-        return text.read_int(self.held.root / path) if change is None else int(change.before)
+        return text.read_int(self.held.at(path)) if change is None else int(change.before)
 
 
 def _says(mode: int) -> str:
