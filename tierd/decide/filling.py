@@ -69,6 +69,19 @@ class Filling:
             return self.fillable_bytes(knows=True) <= least_bytes
         return displaces and self.room.free_bytes <= least_bytes
 
+    def with_room(self, room: TierRoom, cold_bytes: float | None) -> "Filling":
+        """Returns it with the room as it is seen now, and what may make way, if that is told."""
+        cold = self.cold_bytes if cold_bytes is None else cold_bytes
+        return replace(self, room=room, cold_bytes=cold)
+
+    def between_looks(self) -> "Filling":
+        """Returns it once a look is over."""
+        return replace(self, look_bytes=0)
+
+    def in_later_turn(self) -> "Filling":
+        """Returns it for a turn that no target has come for: it may have others make way."""
+        return replace(self, left_bytes=None)
+
     def begun(self, taken: KernelMoves) -> "Filling":
         """Returns it as it is when a target has come, or while there is none.
 

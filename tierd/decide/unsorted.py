@@ -117,8 +117,7 @@ class Sorting:
             room: of that tier.
             cold_bytes: what may make way there, as samples have it; as it was if None.
         """
-        cold = self.filling.cold_bytes if cold_bytes is None else cold_bytes
-        return replace(self, filling=replace(self.filling, room=room, cold_bytes=cold))
+        return replace(self, filling=self.filling.with_room(room, cold_bytes))
 
     def once_taken_up(self, step: KernelMoves, *, now_s: float) -> "Sorting":
         """Returns what becomes of it once the kernel has taken up some more.
@@ -144,7 +143,7 @@ class Sorting:
             taken=_sum(self.taken, step),
             last=step,
             waits=waits,
-            filling=replace(filling, look_bytes=0) if waits else filling,
+            filling=filling.between_looks() if waits else filling,
             looked=self.looked or is_over,
         )
         return seen._limited()
@@ -260,7 +259,7 @@ class Sorting:
         waits_s = self.rests_s if left and share <= left + WORSE else PATIENCE_S
         if now_s - self.many_s < waits_s:
             return replace(self, left=left)
-        filling = replace(self.filling, left_bytes=None)
+        filling = self.filling.in_later_turn()
         return replace(self, is_due=True, filling=filling, left=left, lacking_pages=math.inf)
 
     def leaves(self, target: Target) -> Flags:
