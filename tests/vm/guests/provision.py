@@ -88,7 +88,7 @@ def set_up_cxl(devices: int, *, interleaved: bool) -> None:
         root = next(root for root in roots if reaches(root, group))
         make_region(root, in_order(root, group))
     wait("memory of the CXL regions", lambda: len(memory_only_nodes()) == len(groups))
-    run("udevadm", "settle")
+    settle()
 
 
 def root_decoders() -> list[Path]:
@@ -182,7 +182,12 @@ def report() -> None:
 def load(modules: str) -> None:
     """Loads modules, and waits for what follows from that."""
     run("modprobe", "-a", *modules.split())
-    run("udevadm", "settle")
+    settle()
+
+
+def settle() -> None:
+    """Waits for udev; one that is just starting hangs up on who waits, where the host is slow."""
+    wait("answer of udev", lambda: succeeds("udevadm", "settle"))
 
 
 def wait(what: str, there: Callable[[], bool]) -> None:
@@ -192,6 +197,10 @@ def wait(what: str, there: Callable[[], bool]) -> None:
         if time.monotonic() > deadline:
             sys.exit(f"no {what} after {TIMEOUT_S} s")
         time.sleep(0.1)
+
+
+def succeeds(*command: str) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def run(*command: str) -> None:

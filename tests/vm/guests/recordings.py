@@ -32,14 +32,19 @@ class Measured:
 
 
 def record(guest: Guest, path: Path, seconds: float) -> list[Measured]:
-    """Records tierd in a guest, a window moving half-way; `path` is the recording, on the host."""
+    """Records tierd in a guest, a window moving half-way; `path` is the recording, on the host.
+
+    The seconds count from when tierd is up, which takes half a minute where the host is slow.
+    """
     options = ("--mib", f"{BUFFER_MIB}", "--hot-mib", f"{WINDOW_MIB}", "--share", f"{SHARE}")
     with hotset(guest, *options, "--node", "1") as load:
         first = load.sample()
         begun_s = float(guest.read("/proc/uptime").split()[0]) - first.t
         guest.run(["rm", "-f", RECORDING])  # of another try
-        with tierd(guest, "--record", RECORDING, settings=RULE):
-            samples = [first, *load.samples(seconds / 2)]
+        with tierd(guest, "--record", RECORDING, settings=RULE) as running:
+            running.wait_until_up()
+            load.skip_to(float(guest.read("/proc/uptime").split()[0]) - begun_s)
+            samples = list(load.samples(seconds / 2))
             with ballast(guest, FREE_MIB - WINDOW_MIB):
                 load.move_window()
                 samples += load.samples(seconds / 2)
