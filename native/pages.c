@@ -164,7 +164,7 @@ static int is_huge(int pagemap, uint64_t address)
 	return found > 0;
 }
 
-/* What is mapped by one entry of a PMD is asked for once, if it is told of in a row. */
+/* Pages that one entry of a PMD would map have the same answer: neighbours are asked for once. */
 int tierd_find_huge(int pagemap, struct tierd_folio *pages, size_t count)
 {
 	uint64_t asked = UINT64_MAX;
