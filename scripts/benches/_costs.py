@@ -83,7 +83,7 @@ class Costs:
         used = USED.search(guest.read(f"/sys/fs/cgroup/{LOAD}/cpu.stat").decode())
         assert used
         return cls(
-            at_s=float(guest.read("/proc/uptime").split()[0]),
+            at_s=guest.uptime_s(),
             moved_pages=moved_pages(guest.read(f"{MIGRATED}/hist").decode()),
             cpu_s=busy_ns / 1e9 - int(used[1]) / 1e6,
         )

@@ -177,7 +177,7 @@ def guest_cpu_percent(guest: Guest, pid: int, seconds: float) -> float:
 
 def guest_cpu_s(guest: Guest, pid: int) -> tuple[float, float]:
     """User and system time, and the guest's uptime."""
-    uptime_s = float(guest.read("/proc/uptime").split()[0])
+    uptime_s = guest.uptime_s()
     return cpu_ticks(guest, pid) / GUEST_TICKS, uptime_s
 
 

@@ -17,9 +17,7 @@ def test_counters_that_are_absent_are_unknown(tmp_path: Path) -> None:
     assert (counts.pgmigrate_fail, counts.pgdemote_kswapd) == (None, None)
 
 
-@pytest.mark.parametrize(
-    "content", ["pgmigrate_success\n", "pgmigrate_success many\n", "pgmigrate_fail 1 2"]
-)
+@pytest.mark.parametrize("content", ["pgmigrate_success\n", "pgmigrate_success many\n", "a b c\n"])
 def test_garbled_counters(tmp_path: Path, content: str) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/vmstat").write_text(content)

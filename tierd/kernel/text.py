@@ -105,19 +105,6 @@ def lines(path: Path, limit: int) -> Iterator[bytes]:
             raise
 
 
-def number_after(content: bytes, name: bytes) -> int | None:
-    """Returns what stands between a name and the end of its line; None where there is no such name.
-
-    Raises:
-        ValueError: that is not a number, or the line has no end.
-    """
-    at = content.find(name)
-    if at < 0:
-        return None
-    begin = at + len(name)
-    return int(content[begin : content.index(b"\n", begin)])
-
-
 def link_name(path: Path) -> str | None:
     """Returns the last part of what a link points to, or None where there is no link."""
     try:

@@ -12,7 +12,6 @@ version and build::
     numa_hint_faults 0
 """
 
-import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -39,19 +38,18 @@ class Vmstat:
 
 
 _NAMES = tuple(field.name for field in fields(Vmstat))
-_LINE = re.compile(rf"^({'|'.join(_NAMES)})\b(.*)$", re.MULTILINE)
 
 
 def read_vmstat(root: Path = Path("/"), node: NodeId | None = None) -> Vmstat:
     """Reads the counters, of all nodes or one, which does not have all of them.
 
     Raises:
-        UnexpectedContent: one of them is not a number.
+        UnexpectedContent: a line is not a name and a number.
     """
     path = root / ("proc/vmstat" if node is None else f"sys/devices/system/node/node{node}/vmstat")
     content = text.read(path, _LIMIT_BYTES) or ""
     try:
-        counts = {name: int(count) for name, count in _LINE.findall(content)}
+        counts = dict(line.split() for line in content.splitlines())
+        return Vmstat(**{name: int(counts[name]) if name in counts else None for name in _NAMES})
     except ValueError:
         raise text.UnexpectedContent(path, content, "names and numbers") from None
-    return Vmstat(**{name: counts.get(name) for name in _NAMES})

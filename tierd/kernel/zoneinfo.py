@@ -45,10 +45,15 @@ from tierd.kernel import text
 from tierd.model import PAGE_BYTES, NodeId
 
 _LIMIT_BYTES = 64 << 20
-_HEADER = re.compile(rb"Node (\d+), zone +(\w+)\n")
-_FREE, _HIGH, _MANAGED, _CACHE = b" pages free ", b" high ", b" managed ", b" nr_inactive_file "
-_ASIDE = re.compile(rb" count: +(\d+)\n")
-_PROTECTION = re.compile(rb" protection: \(([\d, ]*)\)\n")
+# Whole lines: what begins with the end of the one before is looked for by that, "^" at each byte.
+_HEADER = re.compile(rb"\nNode (\d+), zone +(\w+)(?=\n)")
+_FIELDS = {
+    name: re.compile(rb"\n +%s +(\d+)(?=\n)" % name.encode())
+    for name in ("pages free", "high", "managed")
+}
+_ASIDE = re.compile(rb"\n +count: +(\d+)(?=\n)")
+_CACHE = re.compile(rb"\n +nr_inactive_file +(\d+)(?=\n)")
+_PROTECTION = re.compile(rb"\n +protection: \(([\d, ]*)\)(?=\n)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +96,12 @@ def read_zones(root: Path = Path("/")) -> tuple[Zone, ...]:
         UnexpectedContent: no /proc/zoneinfo, or one that is not as documented.
     """
     path = root / "proc/zoneinfo"
-    content = text.read_bytes(path, _LIMIT_BYTES) or b""
+    content = b"\n" + (text.read_bytes(path, _LIMIT_BYTES) or b"")
     headers = list(_HEADER.finditer(content))
     if not headers:
-        raise text.UnexpectedContent(path, content[:80].decode(errors="replace"), "memory zones")
+        raise text.UnexpectedContent(path, content[1:81].decode(errors="replace"), "memory zones")
     order = _order(headers)
-    ends = [header.start() for header in headers[1:]] + [len(content)]
+    ends = [header.start() + 1 for header in headers[1:]] + [len(content)]
     return tuple(
         _parse_zone(path, content[header.end() : end], header, order)
         for header, end in zip(headers, ends, strict=True)
@@ -137,17 +142,12 @@ def _order(headers: Iterable[re.Match[bytes]]) -> list[bytes]:
 
 
 def _parse_zone(path: Path, block: bytes, header: re.Match[bytes], order: list[bytes]) -> Zone:
-    try:
-        free, high, managed, cache = (
-            text.number_after(block, name) for name in (_FREE, _HIGH, _MANAGED, _CACHE)
-        )
-    except ValueError:
-        raise _unexpected(path, block, header) from None
-    protection = _PROTECTION.search(block)
-    if free is None or high is None or managed is None or protection is None:
-        raise _unexpected(path, block, header)
-    if b"Movable" not in order:
-        raise _unexpected(path, block, header)
+    numbers = {name: pattern.search(block) for name, pattern in _FIELDS.items()}
+    free, high, managed = (0 if match is None else int(match[1]) for match in numbers.values())
+    protection, cache = _PROTECTION.search(block), _CACHE.search(block)
+    if protection is None or None in numbers.values() or b"Movable" not in order:
+        shown = (header[0][1:] + block[:80]).decode(errors="replace")
+        raise text.UnexpectedContent(path, shown, "a zone with its watermarks and protection")
     reserves = [int(pages) for pages in protection[1].split(b",") if pages.strip()]
     movable = order.index(b"Movable")
     return Zone(
@@ -158,10 +158,5 @@ def _parse_zone(path: Path, block: bytes, header: re.Match[bytes], order: list[b
         high_pages=high,
         managed_pages=managed,
         reserve_pages=reserves[movable] if movable < len(reserves) else 0,
-        cache_pages=cache or 0,
+        cache_pages=0 if cache is None else int(cache[1]),
     )
-
-
-def _unexpected(path: Path, block: bytes, header: re.Match[bytes]) -> text.UnexpectedContent:
-    shown = (header[0] + block[:80]).decode(errors="replace")
-    return text.UnexpectedContent(path, shown, "a zone with its watermarks and protection")

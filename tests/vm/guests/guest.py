@@ -237,6 +237,10 @@ class Guest:
         """Makes `data` a file's content, in one write, as sysfs wants it."""
         self._ask(op="write", path=str(path), data=encode(data))
 
+    def uptime_s(self) -> float:
+        """Seconds since it booted."""
+        return float(self.read("/proc/uptime").split()[0])
+
     def leftovers(self) -> list[str]:
         """The command lines of all processes that commands have left behind; kills them."""
         found: list[str] = self._ask(op="leftovers")["processes"]

@@ -39,11 +39,11 @@ def record(guest: Guest, path: Path, seconds: float) -> list[Measured]:
     options = ("--mib", f"{BUFFER_MIB}", "--hot-mib", f"{WINDOW_MIB}", "--share", f"{SHARE}")
     with hotset(guest, *options, "--node", "1") as load:
         first = load.sample()
-        begun_s = float(guest.read("/proc/uptime").split()[0]) - first.t
+        begun_s = guest.uptime_s() - first.t
         guest.run(["rm", "-f", RECORDING])  # of another try
         with tierd(guest, "--record", RECORDING, settings=RULE) as running:
             running.wait_until_up()
-            load.skip_to(float(guest.read("/proc/uptime").split()[0]) - begun_s)
+            load.skip_to(guest.uptime_s() - begun_s)
             samples = list(load.samples(seconds / 2))
             with ballast(guest, FREE_MIB - WINDOW_MIB):
                 load.move_window()
