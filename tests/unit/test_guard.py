@@ -16,14 +16,16 @@ POLICY = Policy()
 HOT = hot_from(np.inf, POLICY)
 ENOUGH = LEAST_BYTES // PAGE_BYTES
 NOW_S = 100.0
+OWING = 100.0
+"""More accesses per byte than any of these moves costs."""
 
 
 def pieces(*rows: tuple[int, dict[str, float]]) -> NDArray[np.void]:
-    """Pieces from pages and fields: moved up 10 s ago, owing, hot, free to move since 5 s."""
+    """Pieces from pages and fields: moved up 10 s ago, owing all, hot, free to move since 5 s."""
     made, first = np.zeros(len(rows), PIECE), BASE
     usual: dict[str, float] = {
         "rose": 1,
-        "owed": 1,
+        "owed": OWING,
         "short": HOT,
         "long": HOT,
         "moved_s": 90,
@@ -76,6 +78,25 @@ def test_what_was_worth_its_move_is_not_cold(gaps_ns: tuple[float, ...], share: 
 def test_what_was_warm_enough_for_room_is_not_cold(times: float, share: float) -> None:
     made = pieces((ENOUGH, {"short": times * HOT, "long": times * HOT}))
     assert regret(Guard(), made, np.inf, FILLING, now_s=NOW_S) == share
+
+
+@pytest.mark.parametrize("share", [0, 0.25, 1])
+def test_what_was_won_back_of_a_move_is_no_regret(share: float) -> None:
+    """It costs the way down as well; where a step saves a quarter, four times the accesses."""
+    accesses = 2 * POLICY.move_cost_ns / POLICY.latency_gap_ns / PAGE_BYTES
+    made = pieces((ENOUGH, COLD | {"owed": share * accesses}))
+    assert regret(Guard(), made, np.inf, POLICY, now_s=NOW_S) == pytest.approx(share)
+    gaps_ns = (POLICY.latency_gap_ns * 3 / 4, POLICY.latency_gap_ns / 4)
+    for rank, times in enumerate((1, 1 / 4)):
+        made["resident"][:, :2] = np.eye(2)[rank]
+        found = regret(Guard(), made, np.inf, POLICY, now_s=NOW_S, gaps_ns=gaps_ns)
+        assert found == pytest.approx(share * times)
+
+
+def test_what_costs_nothing_is_no_regret() -> None:
+    made = pieces((ENOUGH, COLD | {"owed": 0}))
+    free = replace(POLICY, move_cost_ns=0)
+    assert regret(Guard(), made, np.inf, free, now_s=NOW_S) == 0
 
 
 def test_too_little_is_no_evidence() -> None:

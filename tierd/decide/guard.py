@@ -2,9 +2,9 @@
 """The guard: where moves up don't pay, or the machine is short of memory, it holds them back.
 
 Of each target it looks at what was moved lately. What had to make way before its moves were won
-back, and what turned cold at its new place, was better left alone. Where that is too much of it,
-nothing of the target is moved up for a while, which doubles each time. It still makes way for
-others.
+back was better left alone, and so was what turned cold at its new place, by the share of its moves
+that was not won back. Where that is too much of it, nothing of the target is moved up for a while,
+which doubles each time. It still makes way for others.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from tierd.decide.heat import score
 from tierd.decide.settle import MOST_TIMES
-from tierd.decide.worth import hot_from, warm_from
-from tierd.model import PAGE_BYTES, Flags, Policy
+from tierd.decide.worth import both_ways, hot_from, warm_from
+from tierd.model import PAGE_BYTES, Flags, Floats, Policy
 
 LEAST_BYTES = 512 * PAGE_BYTES
 """Less than so much that was moved lately is no evidence."""
@@ -98,9 +98,10 @@ def regret(
     swung = (moved["rose"] < 0) & (moved["swings"] > 0)
     has_rested = moved["held_until_s"] <= now_s
     cold = _is_cold(moved, ceiling, policy, gaps_ns)
-    unused = (moved["rose"] > 0) & (moved["owed"] > 0) & has_rested & cold
+    unused = (moved["rose"] > 0) & has_rested & cold
+    better_left = np.where(unused, _owing(moved, policy, gaps_ns), swung)
     is_judged = moved["moved_s"] > now_s - judged_s
-    regretted_bytes = float(size[(swung | unused) & is_judged].sum())
+    regretted_bytes = float((size * better_left)[is_judged].sum())
     cost_s = moved_bytes / PAGE_BYTES * policy.move_cost_ns * 1e-9
     is_cheap = cost_s < CHEAP_SHARE * (judged_s + policy.horizon_s)
     if regretted_bytes and is_cheap:  # all pieces are looked at only where that matters
@@ -108,6 +109,14 @@ def regret(
         if moved_bytes < FEW_OF_HOT * hot_bytes:
             return 0.0
     return regretted_bytes / moved_bytes
+
+
+def _owing(pieces: NDArray[np.void], policy: Policy, gaps_ns: Sequence[float]) -> Floats:
+    """Returns the share of what their moves cost that was not won back; 0 to 1."""
+    cost = both_ways(policy, np.cumsum(gaps_ns[::-1])[::-1])[_rank(pieces, gaps_ns)]
+    owed = np.minimum(pieces["owed"], cost)
+    share: Floats = np.divide(owed, cost, out=np.zeros(len(pieces)), where=cost > 0)
+    return share
 
 
 def _hot_bytes(
@@ -126,8 +135,12 @@ def _is_cold(
     worth = np.array(
         [min(hot_from(ceiling, policy, [gap]), warm_from(policy, gap)) for gap in gaps_ns]
     )
-    rank = np.minimum(pieces["resident"].argmax(axis=1), len(gaps_ns) - 1)
-    return np.asarray(score(pieces) * policy.hysteresis < worth[rank])
+    return np.asarray(score(pieces) * policy.hysteresis < worth[_rank(pieces, gaps_ns)])
+
+
+def _rank(pieces: NDArray[np.void], gaps_ns: Sequence[float]) -> NDArray[np.intp]:
+    """Returns the tier that most of each is in, and of the slowest the one above."""
+    return np.asarray(np.minimum(pieces["resident"].argmax(axis=1), len(gaps_ns) - 1), np.intp)
 
 
 def promotable(stall_percent: float | None, policy: Policy) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.decide.heat import concatenate, overlay
+from tierd.decide.worth import both_ways
 from tierd.model import PAGE_BYTES, PIECE, Outcome, Plan, Policy, Report
 
 REFUSED = [outcome for outcome in Outcome if outcome.is_refusal]
@@ -130,7 +131,7 @@ def _cost(plan: Plan, moves: NDArray[np.void], policy: Policy) -> NDArray[np.flo
     height_ns = np.r_[0.0, np.cumsum(plan.gaps_ns)]
     gap_ns = height_ns[moves["source"]] - height_ns[moves["destination"]]
     up = gap_ns > 0
-    return np.where(up, 2 * policy.move_cost_ns / np.where(up, gap_ns, 1) / PAGE_BYTES, 0)
+    return np.where(up, both_ways(policy, np.where(up, gap_ns, 1)), 0)
 
 
 def _note_moves(

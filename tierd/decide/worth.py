@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.decide.heat import assured, score
-from tierd.model import PAGE_BYTES, Policy
+from tierd.model import PAGE_BYTES, Floats, Policy
 
 NEAR_CEILING = 0.25
 """Share of the samples' ceiling from which a piece counts as hot beyond measure."""
@@ -22,6 +22,11 @@ NEAR_CEILING = 0.25
 def worthwhile(policy: Policy, gap_ns: float) -> float:
     """Returns the heat, in accesses per byte and second, from which one move pays back."""
     return policy.payback * policy.move_cost_ns / (gap_ns * policy.horizon_s) / PAGE_BYTES
+
+
+def both_ways(policy: Policy, gap_ns: Floats) -> Floats:
+    """Returns the accesses per byte that win back a move up by such gaps, and the way down."""
+    return 2 * policy.move_cost_ns / gap_ns / PAGE_BYTES
 
 
 def warm_from(policy: Policy, gap_ns: float) -> float:
