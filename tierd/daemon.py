@@ -73,6 +73,8 @@ class Round:
     seen: Sequence[Accesses]
     watched: Mapping[Pid, Watched]
     page_cost_ns: float
+    took_ns: float
+    """What a page of the moves before took, 0 where next to nothing moved."""
 
 
 class Moves(Protocol):
@@ -330,6 +332,7 @@ class Daemon:
             seen=seen,
             watched=self.watched,
             page_cost_ns=self.cost.page_ns,
+            took_ns=self.cost.last_ns,
         )
 
     # Sample

@@ -248,6 +248,7 @@ def _end_of(round: Round) -> Frame:
         text={
             "at_s": round.at_s,
             "page_cost_ns": round.page_cost_ns,
+            "took_ns": round.took_ns,
             "aside_bytes": [room.aside_bytes for room in round.rooms],
         },
         rows=rows,

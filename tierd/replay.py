@@ -130,7 +130,8 @@ def replay(
     )
     machine.daemon = daemon
     with _quietly():
-        for moment in recording.moments:
+        took_ns = [*(moment.took_ns for moment in recording.moments[1:]), 0.0]
+        for moment, machine.took_ns in zip(recording.moments, took_ns, strict=True):
             passed_s = machine.enter(moment)
             daemon.round()
             progress(passed_s)
@@ -166,6 +167,8 @@ class _Played:
         self.moment = first = recording.moments[0]
         self.now_s = self.begun_s = first.at_s
         self.passed_s = 0.0
+        self.took_ns = 0.0
+        """What a page of this moment's moves took when it was recorded, 0 where that is unknown."""
         self.daemon: Daemon
         self.topology = _topology(self.begin, self._rooms(first))
         self.tiers = self.topology.tiers
@@ -328,7 +331,8 @@ class _Played:
     def run(self, plan: Plan, *, deadline_s: float) -> Report:
         """Makes what moves there is time and room for, each page at the recorded cost."""
         moves = plan.moves
-        cost_ns = self.moment.page_cost_ns or self.config.policy.placement.move_cost_ns
+        moment, policy = self.moment, self.config.policy.placement
+        cost_ns = self.took_ns or moment.page_cost_ns or policy.move_cost_ns
         share = np.empty(len(moves))
         for index, pid in enumerate(plan.pids):
             mine = moves["target"] == index

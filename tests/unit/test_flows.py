@@ -123,6 +123,14 @@ def test_rounds_that_were_held_up_tell_nothing() -> None:
     assert 40_000 <= cost.page_ns <= 45_000
 
 
+def test_what_the_last_round_took_is_known() -> None:
+    """Of one that was held up too; next to no moves tell nothing of it."""
+    cost = MoveCost(PRIOR_NS)
+    for pages, page_ns, last_ns in [(900, 484_000, 484_000), (1000, 2000, 2000), (1, 2000, 0)]:
+        cost.add(promoted(pages, page_ns))
+        assert cost.last_ns == last_ns
+
+
 def test_at_rest_the_cost_goes_back_to_the_guess() -> None:
     cost = MoveCost(PRIOR_NS)
     cost.add(promoted(4096, page_ns=1_000_000))

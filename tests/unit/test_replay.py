@@ -14,6 +14,7 @@ from tests.unit.machine import (
     AGGREGATION_S,
     DRAM,
     HOT,
+    MOVE_NS,
     OTHER,
     PAGES,
     SPAN,
@@ -162,6 +163,25 @@ def test_what_a_round_has_no_time_for_follows_in_the_next_ones(
         moment.page_cost_ns = round_ns / (WINDOW_PAGES / 3)
     found = replay(recording, config)
     assert found.up_bytes > moved_bytes / 2
+
+
+def test_each_moment_moves_at_the_cost_it_had(path: Path) -> None:
+    """As of a guest, whose host held moves up now and then; the median passes over that."""
+    recorded(Machine(fast_bytes=24 * MIB), path)
+    recording = load(path)
+    moved, *rest = [moment for moment in recording.moments if moment.took_ns]
+    assert {moved.took_ns, *(moment.took_ns for moment in rest)} == {MOVE_NS}
+    assert len(rest) < len(recording.moments) / 2, "most moved nothing"
+    before = replay(recording, configured(recording))
+    assert before.hit_ratio > 0.5
+    for moment in recording.moments:
+        moment.took_ns = 1e9
+    held_up = replay(recording, configured(recording))
+    assert held_up.hit_ratio == 0
+    for moment in recording.moments:
+        moment.took_ns = 0
+    found = replay(recording, configured(recording))
+    assert found.hit_ratio == pytest.approx(before.hit_ratio, abs=0.01)
 
 
 def test_a_look_at_single_pages_is_replayed(path: Path) -> None:
@@ -356,6 +376,7 @@ def a_round(at_s: float, rooms: int = 1, **more: Any) -> Frame:
         ([a_round(1.0, rooms=2)], "ROUND lacks a row for each tier"),
         ([a_round(2.0), a_round(1.0)], "ROUND lacks an instant that is not before the last"),
         ([a_round(float("nan"))], "ROUND lacks an instant"),
+        ([a_round(1.0, took_ns=-1)], "ROUND lacks costs that make sense"),
         ([a_round(1.0, aside_bytes=[1, 2])], "ROUND lacks what is aside of each tier"),
         ([a_round(1.0, aside_bytes=[-1])], "ROUND lacks sizes that make sense"),
     ],

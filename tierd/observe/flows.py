@@ -124,17 +124,21 @@ class MoveCost:
     prior_ns: float
     lately: list[tuple[float, float]] = field(default_factory=list)
     """Of the last reports how many pages each still counts for, and what one took, in ns."""
+    last_ns: float = 0.0
+    """What a page took in the last round, 0 where next to nothing moved."""
 
     def add(self, report: Report) -> None:
         moved = report.moved_pages
         if moved < LEAST_PAGES:
             return self.idle()
         self._forget(FORGET)
-        self.lately = [*self.lately[1 - MOST_REPORTS :], (moved, report.busy_ns / moved)]
+        self.last_ns = report.busy_ns / moved
+        self.lately = [*self.lately[1 - MOST_REPORTS :], (moved, self.last_ns)]
         return None
 
     def idle(self) -> None:
         """Notes a round in which next to nothing moved."""
+        self.last_ns = 0.0
         self._forget(IDLE_FORGET)
 
     @property

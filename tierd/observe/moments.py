@@ -40,6 +40,8 @@ class Moment:
     aside_bytes: Sequence[float] = ()
     """Of each tier, what single CPUs keep of it; none where that was not recorded."""
     page_cost_ns: float = 0.0
+    took_ns: float = 0.0
+    """What a page of the moves before took; 0 of few moves, and where that was not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +159,8 @@ def _check_round(moment: Moment, tiers: int, last_s: float) -> None:
         raise ValueError("a row for each tier")
     if not last_s <= moment.at_s < math.inf:
         raise ValueError("an instant that is not before the last")
-    if not 0 <= moment.page_cost_ns < math.inf:
-        raise ValueError("a cost that makes sense")
+    if not all(0 <= cost < math.inf for cost in (moment.page_cost_ns, moment.took_ns)):
+        raise ValueError("costs that make sense")
     if len(moment.aside_bytes) not in (0, tiers):
         raise ValueError("what is aside of each tier")
     if not all(0 <= size < math.inf for size in moment.aside_bytes):
@@ -194,6 +196,7 @@ def _take(moment: Moment, frame: Frame) -> None:
         case Kind.ROUND:
             moment.at_s, moment.rooms = float(text["at_s"]), rows
             moment.page_cost_ns = float(text["page_cost_ns"])
+            moment.took_ns = float(text.get("took_ns", 0))
             moment.aside_bytes = [float(size) for size in text.get("aside_bytes", ())]
 
 
