@@ -192,7 +192,8 @@ def _emulating(
 def _start(
     command: list[str], descriptors: tuple[int, ...], console: Path
 ) -> subprocess.Popen[bytes]:
-    # setpriv: if we are killed, so is QEMU.
+    # setpriv: if we are killed, so is QEMU. It keeps the session: between sessions CPUs are shared
+    # evenly, whatever is nicer (sched_autogroup).
     command = ["setpriv", "--pdeathsig", "KILL", *command]
     with console.open("ab") as output:
         return subprocess.Popen(
@@ -201,7 +202,7 @@ def _start(
             stdout=output,
             stderr=output,
             pass_fds=descriptors,
-            start_new_session=True,
+            process_group=0,
         )
 
 
