@@ -21,7 +21,7 @@ ARRIVED, ARRIVE_S, START_S = 0.95, 120, 120
 
 RULE = """
 [policy]
-horizon_s = 600.0  # an emulated CPU reads few keys a second, and takes 30 us to move a page
+latency_gap_ns = 2000.0  # an emulated CPU reads few keys a second, and moves take 30 us and more
 [[target]]
 command = "redis-server"
 """
