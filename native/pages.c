@@ -144,6 +144,33 @@ int tierd_list_folios(int pagemap, int maps, uint64_t start, uint64_t end, uint3
 	return 0;
 }
 
+int tierd_list_ranges(int pagemap, int maps, struct tierd_range *ranges, size_t count,
+		      uint32_t capacity, struct tierd_folio *ret_folios, uint64_t *ret_count)
+{
+	uint32_t listed = 0;
+	uint64_t pages = 0;
+	size_t i;
+
+	for (i = 0; i < count && pages < capacity; i++) {
+		struct tierd_range *range = &ranges[i];
+		struct tierd_folio *folios = ret_folios + listed;
+		uint32_t found;
+		int ret = tierd_list_folios(pagemap, maps, range->start, range->end,
+					    capacity - listed, folios, &found, &range->start);
+
+		if (ret < 0 && i == 0)
+			return ret;
+		if (ret < 0)
+			break; /* what there is comes first, the error with the next call */
+		range->folios = found;
+		listed += found;
+		for (uint32_t j = 0; j < found; j++)
+			pages += folios[j].pages;
+	}
+	*ret_count = i;
+	return 0;
+}
+
 /* Whether a huge page is mapped at an address: 1 or 0, or a negative errno. */
 static int is_huge(int pagemap, uint64_t address)
 {

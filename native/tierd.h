@@ -80,6 +80,31 @@ int tierd_list_folios(int pagemap, int maps, uint64_t start, uint64_t end, uint3
 		      struct tierd_folio *ret_folios, uint32_t *ret_count, uint64_t *ret_next);
 
 /**
+ * struct tierd_range - a part of another process' memory, and what was listed of it
+ * @start: first byte, page-aligned; becomes where to go on
+ * @end: first byte behind it, page-aligned
+ * @folios: folios listed
+ */
+struct tierd_range {
+	uint64_t start;
+	uint64_t end;
+	uint64_t folios;
+};
+
+/**
+ * tierd_list_ranges() - list the folios of one range after the other
+ * @pagemap: as for tierd_list_folios(), and so are @maps and @ret_folios
+ * @ranges: those that were come to are set; of the last of these some may be left
+ * @count: number of ranges
+ * @capacity: room in @ret_folios, at least 1; no range is begun once so many base pages are listed
+ * @ret_count: ranges that were come to
+ *
+ * Return: as tierd_list_folios(), if not even one range could be listed.
+ */
+int tierd_list_ranges(int pagemap, int maps, struct tierd_range *ranges, size_t count,
+		      uint32_t capacity, struct tierd_folio *ret_folios, uint64_t *ret_count);
+
+/**
  * tierd_query_nodes() - ask on which node each folio is
  * @pid: whose folios
  * @folios: each @node is set to the node or a negative errno

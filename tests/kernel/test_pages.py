@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tests.kernel.holder import GIGANTIC_BYTES, HUGE_BYTES, Holder, Kind, holding
 from tierd.kernel import pages
-from tierd.kernel.pages import FOLIO, UNASKED, Pagemap
+from tierd.kernel.pages import FOLIO, RANGE, UNASKED, Pagemap
 from tierd.model import PAGE_BYTES, NodeId, Pid
 
 NOBODY = 65534
@@ -81,6 +81,66 @@ def test_a_range_is_listed_in_parts_as_in_one_go(kind: Kind, limit: int) -> None
             assert len(part) <= limit
             parts.append(part)
         np.testing.assert_array_equal(np.concatenate(parts), folios_of(holder))
+
+
+def ranges_of(holder: Holder, edges: list[int]) -> NDArray[np.void]:
+    """The ranges between two and two of these pages."""
+    address = holder.start + np.array(edges, np.uint64) * PAGE_BYTES
+    ranges = np.zeros(len(edges) // 2, RANGE)
+    ranges["start"], ranges["end"] = address[::2], address[1::2]
+    return ranges
+
+
+@pytest.mark.parametrize("kind", [Kind.PLAIN, Kind.THP])
+@pytest.mark.parametrize("limit", [1, 3, 500])
+def test_ranges_are_listed_like_each_by_itself(kind: Kind, limit: int) -> None:
+    edges = [0, 1, 1, 2, 5, 6, 512, 600, 700, 701, 900, 1024]
+    with holding(kind) as holder, Pagemap(holder.pid) as pagemap:
+        ranges = ranges_of(holder, edges)
+        due = [pagemap.folios(int(one["start"]), int(one["end"]), 1000)[0] for one in ranges]
+        found: list[list[NDArray[np.void]]] = [[] for _ in ranges]
+        rows = np.arange(len(ranges))
+        while len(rows):
+            folios, come_to = pagemap.list_ranges(ranges, limit)
+            assert 0 < come_to <= len(rows)
+            assert len(folios) <= limit
+            parts = np.split(folios, np.cumsum(ranges["folios"][:come_to].astype(int))[:-1])
+            for row, part in zip(rows[:come_to], parts, strict=True):
+                found[row].append(part)
+            left = ranges["start"] < ranges["end"]
+            assert left[come_to:].all(), "what was not come to is left"
+            rows, ranges = rows[left], ranges[left]
+    for parts, one in zip(found, due, strict=True):
+        np.testing.assert_array_equal(np.concatenate(parts), one)
+
+
+def test_no_range_is_begun_once_enough_base_pages_are_listed() -> None:
+    with holding(Kind.THP) as holder, Pagemap(holder.pid) as pagemap:
+        ranges = ranges_of(holder, [0, 512, 512, 1024, 1024, 1536])
+        folios, come_to = pagemap.list_ranges(ranges, 513)
+    assert (len(folios), come_to) == (2, 2)
+
+
+def test_without_a_scan_every_page_of_ranges_is_listed() -> None:
+    with holding(Kind.PLAIN) as holder:
+        ranges = ranges_of(holder, [0, 1, 4, 7, 9, 20])
+    folios, come_to = pages.every_page_of(ranges, 5)
+    page = (folios["addr"] - holder.start) // PAGE_BYTES
+    assert page.tolist() == [0, 4, 5, 6, 9]
+    assert ranges["folios"].tolist() == [1, 3, 1]
+    assert come_to == 3
+    rest, come_to = pages.every_page_of(ranges[2:], 100)
+    assert ((rest["addr"] - holder.start) // PAGE_BYTES).tolist() == list(range(10, 20))
+    assert (come_to, set(rest["node"]), set(rest["pages"])) == (1, {UNASKED}, {1})
+
+
+def test_ranges_of_a_process_that_has_exited_are_done() -> None:
+    with holding(Kind.PLAIN) as holder:
+        pagemap, ranges = Pagemap(holder.pid), ranges_of(holder, [0, 1, 4, 7])
+    with pagemap:
+        folios, come_to = pagemap.list_ranges(ranges, 5)
+    assert (len(folios), come_to) == (0, 2)
+    assert (ranges["start"] >= ranges["end"]).all()
 
 
 def test_a_terabyte_of_nothing_costs_nothing() -> None:

@@ -101,6 +101,17 @@ class _Shim(Protocol):
         ret_next: Pointer,
         /,
     ) -> int: ...
+    def tierd_list_ranges(
+        self,
+        pagemap: int,
+        maps: int,
+        ranges: Pointer,
+        count: int,
+        capacity: int,
+        ret_folios: Pointer,
+        ret_count: Pointer,
+        /,
+    ) -> int: ...
     def tierd_query_nodes(self, pid: int, folios: Pointer, count: int, /) -> int: ...
     def tierd_find_huge(self, pagemap: int, pages: Pointer, count: int, /) -> int: ...
     def tierd_move_folios(
@@ -316,6 +327,7 @@ class _Ffi(Protocol):
         self,
         cdecl: Literal[
             "struct tierd_folio[]",
+            "struct tierd_range[]",
             "struct tierd_record[]",
             "struct tierd_access[]",
             "struct tierd_trace[]",

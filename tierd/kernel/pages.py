@@ -28,6 +28,9 @@ FOLIO = np.dtype([("addr", "u8"), ("pages", "u4"), ("node", "i4")])
 node to tell.
 """
 
+RANGE = np.dtype([("start", "u8"), ("end", "u8"), ("folios", "u8")])
+"""A page-aligned range: what is left to list of it, and how many folios were listed last."""
+
 UNASKED = lib.TIERD_UNASKED
 
 BATCH_PAGES = 16_384
@@ -118,6 +121,26 @@ class Pagemap:
                 self._scans = False
         return every_page(start, end, limit)
 
+    def list_ranges(self, ranges: NDArray[np.void], limit: int) -> tuple[NDArray[np.void], int]:
+        """Lists the folios of one range after the other, as folios() does of one.
+
+        Args:
+            ranges: dtype RANGE, contiguous, none of them empty. Of those that are come to, what
+                was listed is set, and `start` to where to go on: from `end` on nothing is left.
+            limit: at most so many folios; no range is begun once as many base pages are listed.
+
+        Returns:
+            The folios of them, and how many ranges were come to.
+        """
+        if self._scans:
+            try:
+                return self._scan_ranges(ranges, limit)
+            except OSError as error:
+                if error.errno != errno.ENOTTY:
+                    raise
+                self._scans = False
+        return every_page_of(ranges, limit)
+
     def find_huge(self, folios: NDArray[np.void]) -> None:
         """Sets `pages` of single addresses to what the huge page there spans, if one is mapped.
 
@@ -147,6 +170,23 @@ class Pagemap:
         check(result, "ioctl(PAGEMAP_SCAN)")
         return folios[: count[0]], following[0]
 
+    def _scan_ranges(self, ranges: NDArray[np.void], limit: int) -> tuple[NDArray[np.void], int]:
+        folios, count = np.empty(limit, FOLIO), ffi.new("uint64_t *")
+        result = lib.tierd_list_ranges(
+            self._pagemap.fileno(),
+            self._maps.fileno(),
+            ffi.from_buffer("struct tierd_range[]", ranges, require_writable=True),
+            len(ranges),
+            limit,
+            ffi.from_buffer("struct tierd_folio[]", folios, require_writable=True),
+            count,
+        )
+        if result == -errno.ESRCH:  # as in _scan()
+            ranges["start"], ranges["folios"] = ranges["end"], 0
+            return folios[:0], len(ranges)
+        check(result, "ioctl(PAGEMAP_SCAN)")
+        return folios[: int(ranges["folios"][: count[0]].sum())], count[0]
+
 
 def _open(file: Path) -> FileIO:
     try:
@@ -163,6 +203,21 @@ def every_page(start: int, end: int, limit: int) -> tuple[NDArray[np.void], int]
     folios["pages"] = 1
     folios["node"] = UNASKED
     return folios, following
+
+
+def every_page_of(ranges: NDArray[np.void], limit: int) -> tuple[NDArray[np.void], int]:
+    """Lists every base page of ranges, as Pagemap.list_ranges() does without a scan."""
+    pages = ((ranges["end"] - ranges["start"]) // PAGE_BYTES).astype(np.int64)
+    first = np.cumsum(pages) - pages
+    listed = np.clip(limit - first, 0, pages)
+    folios = np.empty(int(listed.sum()), FOLIO)
+    within = np.arange(len(folios)) - np.repeat(first, listed)
+    folios["addr"] = np.repeat(ranges["start"], listed) + within.astype(np.uint64) * PAGE_BYTES
+    folios["pages"] = 1
+    folios["node"] = UNASKED
+    ranges["folios"] = listed
+    ranges["start"] += listed.astype(np.uint64) * PAGE_BYTES
+    return folios, int(np.count_nonzero(listed))
 
 
 def query(pid: Pid, folios: NDArray[np.void]) -> None:

@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tierd.kernel import pages
-from tierd.kernel.pages import Pagemap
+from tierd.kernel.pages import RANGE, Pagemap
 from tierd.migrate.limits import Limits
 from tierd.model import PAGE_BYTES, NodeId, Outcome, Pid, Plan, Report, Topology
 
@@ -83,7 +83,10 @@ class Mover:
     clock: Callable[[], float] = time.monotonic
 
     def run(self, plan: Plan, *, deadline_s: float) -> Report:
-        """Makes the moves in order until the deadline; what is left then is LATER."""
+        """Makes the moves in order until the deadline; what is left then is LATER.
+
+        Rows that the deadline leaves are not looked at.
+        """
         book = _Book(plan)
         with ThreadPoolExecutor(1, "tierd-ahead") as pool:
             for rows in _groups(plan.moves):
@@ -131,20 +134,6 @@ def _groups(moves: NDArray[np.void]) -> Iterator[NDArray[np.intp]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
-    """Folios listed of some rows, and how far each of these has been listed."""
-
-    folios: list[NDArray[np.void]] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    cursors: list[int] = field(default_factory=list)
-
-    def add(self, row: int, folios: NDArray[np.void], cursor: int) -> None:
-        self.folios.append(folios)
-        self.rows.append(row)
-        self.cursors.append(cursor)
-
-
-@dataclass(frozen=True, slots=True)
 class _Step:
     """What was listed: how far of which rows; each folio's row and Outcome, or CANDIDATE."""
 
@@ -182,7 +171,7 @@ class _Group:
 
     def run(self, pool: Executor) -> None:
         """Moves until the rows are done, put off, or the target turns out to be out of bounds."""
-        ended = self._move_all(pool)
+        ended = Outcome.LATER if self._is_over() else self._move_all(pool)
         self.book.close(self.rows, Outcome.LATER if ended is None else ended)
 
     def _move_all(self, pool: Executor) -> Outcome | None:
@@ -210,32 +199,34 @@ class _Group:
 
     def _steps(self, pagemap: Pagemap, nodes: Sequence[NodeId], limits: Limits) -> Iterator[_Step]:
         """Yields some folios at a time, in the rows' order."""
-        for listed in self._list(pagemap):
-            folios = np.concatenate(listed.folios)
+        for rows, ranges, folios in self._list(pagemap):
             pages.query(self.pid, folios)
             outcome = _outcome_of_node(self.source, CANDIDATE, Outcome.RESIDENT)[folios["node"]]
             self._respect(limits, nodes, folios["addr"], outcome)
-            row = np.repeat(listed.rows, [len(f) for f in listed.folios])
-            rows, cursors = np.array(listed.rows), np.array(listed.cursors, np.uint64)
+            row = np.repeat(rows, ranges["folios"].astype(np.intp))
+            cursors = np.minimum(ranges["start"], self.book.plan.moves["end"][rows])
             yield _Step(rows, cursors, folios, row, outcome)
 
-    def _list(self, pagemap: Pagemap) -> Iterator[_Listed]:
-        """Lists the rows' folios. A row that has just had its bytes may be listed once more."""
+    def _list(
+        self, pagemap: Pagemap
+    ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.void], NDArray[np.void]]]:
+        """Yields rows, what was listed of each, and the folios.
+
+        A row that has just had its bytes may be listed once more.
+        """
         most = max(1, self.mover.batch_pages // FIRST_SHARE)
-        moves, listed, pages_listed = self.book.plan.moves, _Listed(), 0
-        for row in map(int, self.rows):
-            cursor, end = int(moves["start"][row]), int(moves["end"][row])
-            while cursor < end and self.book.left[row] > 0:
-                most_here = min(most, (end - cursor) // PAGE_BYTES)
-                folios, cursor = pagemap.folios(cursor, end, most_here)
-                listed.add(row, folios, min(cursor, end))
-                pages_listed += int(folios["pages"].sum())
-                if pages_listed >= most:
-                    yield listed
-                    listed, pages_listed = _Listed(), 0
-                    most = min(most * GROWTH, self.mover.batch_pages)
-        if listed.rows:
-            yield listed
+        moves, rows = self.book.plan.moves[self.rows], self.rows
+        ranges = np.zeros(len(rows), RANGE)
+        ranges["start"] = moves["start"] // PAGE_BYTES * PAGE_BYTES
+        ranges["end"] = (moves["end"] + (PAGE_BYTES - 1)) // PAGE_BYTES * PAGE_BYTES
+        while True:
+            left = (ranges["start"] < ranges["end"]) & (self.book.left[rows] > 0)
+            rows, ranges = rows[left], ranges[left]
+            if not len(rows):
+                return
+            folios, come_to = pagemap.list_ranges(ranges, most)
+            yield rows[:come_to], ranges[:come_to], folios
+            most = min(most * GROWTH, self.mover.batch_pages)
 
     def _move_step(self, step: _Step, nodes: Sequence[NodeId]) -> Outcome | None:
         """Returns why the group cannot go on, None where it can."""
