@@ -235,6 +235,34 @@ def test_the_deadline_puts_the_rest_off() -> None:
         assert (report.reached == report.plan.moves["start"]).all()
 
 
+def test_of_what_the_deadline_leaves_nothing_is_asked() -> None:
+    with holding(10) as holder:
+        made = plan_of(holder, (0, 10))
+    assert outcomes(run(made)) == {Outcome.GONE: 10}
+    assert outcomes(run(made, seconds=0)) == {Outcome.LATER: 10}
+
+
+def test_single_pages_move_and_those_between_stay() -> None:
+    """In steps of 32, 128 and then 512 of them."""
+    with holding(2000) as holder:
+        report = run(plan_of(holder, *((page, page + 1) for page in range(0, 2000, 2))))
+        assert outcomes(report) == {Outcome.MOVED: 1000}
+        assert (report.pages[:, Outcome.MOVED] == 1).all()
+        assert (report.reached == report.plan.moves["end"]).all()
+        assert holder.on_node(FAST) == holder.on_node(SLOW) == 1000
+        assert holder.wrong_stretches() == 0
+
+
+def test_a_range_that_begins_within_a_page_takes_the_page() -> None:
+    with holding(10) as holder:
+        made = plan_of(holder, (2, 4))
+        made.moves["start"] += 100
+        made.moves["end"] -= 100
+        report = run(made)
+        assert outcomes(report) == {Outcome.MOVED: 2}
+        assert (report.reached == made.moves["end"]).all()
+
+
 def test_a_cpuset_is_respected(tmp_path: Path) -> None:
     group = Path("/sys/fs/cgroup/tierd-test")
     Path("/sys/fs/cgroup/cgroup.subtree_control").write_text("+cpuset")
