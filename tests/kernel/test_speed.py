@@ -84,7 +84,7 @@ def test_a_node_that_is_not_there_is_refused(node: int) -> None:
 
 def test_paces_are_of_the_time_that_was_asked_for() -> None:
     with Buffer(NODE, BUFFER_BYTES) as buffer:
-        assert 0.1 < buffer.latency_ns(CPU, 0.05) < 100_000
+        assert 0.1 < min(buffer.latency_ns(CPU, 0.05) for _ in range(3)) < 100_000
         assert buffer.read_mbps([CPU], 0.05) > 1
         assert buffer.write_mbps([CPU], 0.05) > 1
 
