@@ -104,8 +104,9 @@ static uint64_t append_folios(int maps, const struct page_region *region, uint32
 	return addr;
 }
 
-int tierd_list_folios(int pagemap, int maps, uint64_t start, uint64_t end, uint32_t capacity,
-		      struct tierd_folio *ret_folios, uint32_t *ret_count, uint64_t *ret_next)
+/* Lists the folios of one range, and tells where to go on; see tierd_list_ranges(). */
+static int list_folios(int pagemap, int maps, uint64_t start, uint64_t end, uint32_t capacity,
+		       struct tierd_folio *ret_folios, uint32_t *ret_count, uint64_t *ret_next)
 {
 	struct page_region regions[REGIONS];
 	uint32_t count = 0;
@@ -155,8 +156,8 @@ int tierd_list_ranges(int pagemap, int maps, struct tierd_range *ranges, size_t 
 		struct tierd_range *range = &ranges[i];
 		struct tierd_folio *folios = ret_folios + listed;
 		uint32_t found;
-		int ret = tierd_list_folios(pagemap, maps, range->start, range->end,
-					    capacity - listed, folios, &found, &range->start);
+		int ret = list_folios(pagemap, maps, range->start, range->end, capacity - listed,
+				      folios, &found, &range->start);
 
 		if (ret < 0 && i == 0)
 			return ret;

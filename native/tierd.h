@@ -59,29 +59,8 @@ struct tierd_tally {
 #define TIERD_MOVE_ALL 1
 
 /**
- * tierd_list_folios() - list the folios with a present page in a range of another process
- * @pagemap: an open /proc/PID/pagemap of a process that has memory
- * @maps: its open /proc/PID/maps, which since Linux 6.11 tells how large hugetlbfs pages are
- * @start: first byte, page-aligned
- * @end: first byte behind the range, page-aligned
- * @capacity: room in @ret_folios, at least 1
- * @ret_folios: the folios by rising address, @node TIERD_UNASKED
- * @ret_count: folios listed
- * @ret_next: where to go on; @end or above when the range is done
- *
- * A huge page counts once, by its first address, also where the range cuts it. Base pages of a
- * folio that is not mapped by a PMD count one each, since nothing tells them apart from outside.
- * The zero page is left out.
- *
- * Return: 0, -ENOTTY before Linux 6.7, -EFAULT for a range outside user space, or another
- * negative errno of ioctl(PAGEMAP_SCAN).
- */
-int tierd_list_folios(int pagemap, int maps, uint64_t start, uint64_t end, uint32_t capacity,
-		      struct tierd_folio *ret_folios, uint32_t *ret_count, uint64_t *ret_next);
-
-/**
  * struct tierd_range - a part of another process' memory, and what was listed of it
- * @start: first byte, page-aligned; becomes where to go on
+ * @start: first byte, page-aligned; becomes where to go on, @end or above when it is done
  * @end: first byte behind it, page-aligned
  * @folios: folios listed
  */
@@ -92,14 +71,22 @@ struct tierd_range {
 };
 
 /**
- * tierd_list_ranges() - list the folios of one range after the other
- * @pagemap: as for tierd_list_folios(), and so are @maps and @ret_folios
- * @ranges: those that were come to are set; of the last of these some may be left
+ * tierd_list_ranges() - list the folios with a present page in ranges of another process
+ * @pagemap: an open /proc/PID/pagemap of a process that has memory
+ * @maps: its open /proc/PID/maps, which since Linux 6.11 tells how large hugetlbfs pages are
+ * @ranges: listed one after the other. Those that were come to are set; of the last of these some
+ *          may be left
  * @count: number of ranges
  * @capacity: room in @ret_folios, at least 1; no range is begun once so many base pages are listed
+ * @ret_folios: each range's folios by rising address, @node TIERD_UNASKED
  * @ret_count: ranges that were come to
  *
- * Return: as tierd_list_folios(), if not even one range could be listed.
+ * A huge page counts once, by its first address, also where the range cuts it. Base pages of a
+ * folio that is not mapped by a PMD count one each, since nothing tells them apart from outside.
+ * The zero page is left out.
+ *
+ * Return: 0, or, where not even one range could be listed, -ENOTTY before Linux 6.7, -EFAULT for a
+ * range outside user space, or another negative errno of ioctl(PAGEMAP_SCAN).
  */
 int tierd_list_ranges(int pagemap, int maps, struct tierd_range *ranges, size_t count,
 		      uint32_t capacity, struct tierd_folio *ret_folios, uint64_t *ret_count);

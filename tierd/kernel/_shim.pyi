@@ -89,18 +89,6 @@ class _Shim(Protocol):
     TIERD_URGENT: int
     TIERD_ABSENT: int
 
-    def tierd_list_folios(
-        self,
-        pagemap: int,
-        maps: int,
-        start: int,
-        end: int,
-        capacity: int,
-        ret_folios: Pointer,
-        ret_count: Pointer,
-        ret_next: Pointer,
-        /,
-    ) -> int: ...
     def tierd_list_ranges(
         self,
         pagemap: int,

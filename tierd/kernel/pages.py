@@ -110,16 +110,9 @@ class Pagemap:
             There are none once the process has exited.
             Without PAGEMAP_SCAN every base page of the range is listed, present or not.
         """
-        start = start // PAGE_BYTES * PAGE_BYTES
-        end = -(-end // PAGE_BYTES) * PAGE_BYTES
-        if self._scans:
-            try:
-                return self._scan(start, end, limit)
-            except OSError as error:
-                if error.errno != errno.ENOTTY:
-                    raise
-                self._scans = False
-        return every_page(start, end, limit)
+        ranges = _one_range(start // PAGE_BYTES * PAGE_BYTES, -(-end // PAGE_BYTES) * PAGE_BYTES)
+        folios, _ = self.list_ranges(ranges, limit)
+        return folios, int(ranges["start"][0])
 
     def list_ranges(self, ranges: NDArray[np.void], limit: int) -> tuple[NDArray[np.void], int]:
         """Lists the folios of one range after the other, as folios() does of one.
@@ -134,7 +127,7 @@ class Pagemap:
         """
         if self._scans:
             try:
-                return self._scan_ranges(ranges, limit)
+                return self._scan(ranges, limit)
             except OSError as error:
                 if error.errno != errno.ENOTTY:
                     raise
@@ -158,19 +151,7 @@ class Pagemap:
         else:
             check(result, "ioctl(PAGEMAP_SCAN)")
 
-    def _scan(self, start: int, end: int, limit: int) -> tuple[NDArray[np.void], int]:
-        folios = np.empty(limit, FOLIO)
-        count, following = ffi.new("uint32_t *"), ffi.new("uint64_t *")
-        array = ffi.from_buffer("struct tierd_folio[]", folios, require_writable=True)
-        result = lib.tierd_list_folios(
-            self._pagemap.fileno(), self._maps.fileno(), start, end, limit, array, count, following
-        )
-        if result == -errno.ESRCH:  # exited since it was opened; before Linux 6.15: no mappings
-            return folios[:0], end
-        check(result, "ioctl(PAGEMAP_SCAN)")
-        return folios[: count[0]], following[0]
-
-    def _scan_ranges(self, ranges: NDArray[np.void], limit: int) -> tuple[NDArray[np.void], int]:
+    def _scan(self, ranges: NDArray[np.void], limit: int) -> tuple[NDArray[np.void], int]:
         folios, count = np.empty(limit, FOLIO), ffi.new("uint64_t *")
         result = lib.tierd_list_ranges(
             self._pagemap.fileno(),
@@ -181,11 +162,15 @@ class Pagemap:
             ffi.from_buffer("struct tierd_folio[]", folios, require_writable=True),
             count,
         )
-        if result == -errno.ESRCH:  # as in _scan()
+        if result == -errno.ESRCH:  # exited since it was opened; before Linux 6.15: no mappings
             ranges["start"], ranges["folios"] = ranges["end"], 0
             return folios[:0], len(ranges)
         check(result, "ioctl(PAGEMAP_SCAN)")
         return folios[: int(ranges["folios"][: count[0]].sum())], count[0]
+
+
+def _one_range(start: int, end: int) -> NDArray[np.void]:
+    return np.array([(start, max(start, end), 0)], RANGE)
 
 
 def _open(file: Path) -> FileIO:
@@ -197,12 +182,9 @@ def _open(file: Path) -> FileIO:
 
 def every_page(start: int, end: int, limit: int) -> tuple[NDArray[np.void], int]:
     """Lists every base page of a page-aligned range, as Pagemap.folios() does without a scan."""
-    following = max(start, min(end, start + limit * PAGE_BYTES))
-    folios = np.empty((following - start) // PAGE_BYTES, FOLIO)
-    folios["addr"] = np.arange(start, following, PAGE_BYTES, dtype=np.uint64)
-    folios["pages"] = 1
-    folios["node"] = UNASKED
-    return folios, following
+    ranges = _one_range(start, end)
+    folios, _ = every_page_of(ranges, limit)
+    return folios, int(ranges["start"][0])
 
 
 def every_page_of(ranges: NDArray[np.void], limit: int) -> tuple[NDArray[np.void], int]:
