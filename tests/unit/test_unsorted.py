@@ -12,6 +12,7 @@ from tests.unit.test_decide import pieces, rooms
 from tierd.decide.below import below
 from tierd.decide.unsorted import (
     FIRST_S,
+    NOBODY_S,
     PATIENCE_S,
     RESTS_MOST_S,
     RESTS_S,
@@ -97,6 +98,22 @@ def test_a_new_target_is_sorted_at_once() -> None:
     assert at_rest.after([SORTED, new], [Pid(1), Pid(2)], now_s=1).is_due
     unseen = at_rest.after([], [Pid(1)], now_s=1)
     assert not unseen.after([SORTED], [Pid(1)], now_s=2).is_due, "it was only not looked at"
+
+
+def test_without_a_target_it_ends_after_a_while_and_goes_on_with_the_next() -> None:
+    """Whoever else runs pays for it."""
+    some_s = int(NOBODY_S)
+    assert rounds([], Sorting(), begin_s=0, until_s=some_s + 2) == [True] * some_s + [False] * 2
+    left = seen(UNSORTED).after([], [], now_s=1)
+    assert rounds([], left, begin_s=2, until_s=some_s + 3) == [True] * (some_s - 1) + [False] * 2
+    alone = left.after([], [], now_s=1 + NOBODY_S)
+    assert (alone.is_due, alone.alone_s) == (False, 1)
+    found = alone.after([], [Pid(2)], now_s=1000)
+    assert (found.is_due, found.promotes, found.alone_s) == (True, True, math.inf)
+
+
+def test_once_all_is_sorted_it_does_not_begin_for_nobody() -> None:
+    assert not any(rounds([], seen(SORTED), begin_s=1, until_s=30))
 
 
 WARM = target((0, 100, HOT, [0.5, 0.5]))

@@ -87,7 +87,7 @@ def cooperating(guest: Guest) -> Iterator[Tierd]:
 
 
 def becomes(guest: Guest, running: Tierd, wanted: tuple[bytes, ...]) -> None:
-    """Waits until the kernel is set so. Without a target it always is to promote."""
+    """Waits until the kernel is set so. Where no target is it is to promote, for minutes."""
     deadline = time.monotonic() + SET_WITHIN_S
     while (found := how_set(guest)) != wanted:
         assert time.monotonic() < deadline, f"{found}: {running.status} {running.process.stderr}"

@@ -10,6 +10,9 @@ Its first look at a new target finds the hot pages, and goes on to lukewarm ones
 come a second later, and find more of these, before anything is known of the target by samples: so
 it waits for them.
 
+While there is no target the kernel sorts too, since its first look at one that comes begins before
+it is seen. But every other program pays for that, so it does for some minutes only.
+
 A later look is for the hot pages alone that samples tell of: as many as have to rise until few
 accesses go below, since a look finds the hottest first. Where there was room when the target came,
 they are no more than what is left of it, and a first look ends before it is full (filling.py).
@@ -65,6 +68,8 @@ WORSE = 0.1
 """By so much more of the accesses below it rests no longer than PATIENCE_S."""
 SETTLES_S = 10.0
 """So long samples of a new target find ever more of what goes below."""
+NOBODY_S = 300.0
+"""For so long it sorts where no target is."""
 FIRST_S = 60.0
 """So old a target has to be for regions of which few pages may be hot to take free room.
 
@@ -78,14 +83,15 @@ NOTHING = KernelMoves()
 class Sorting:
     """Whether the kernel is to sort, and what that is told from.
 
-    `many_s` is since when many accesses have gone below, `came_s` when each target came. `left` is
-    the share that went below when the last turn ended with a full tier, infinite while it is not
-    known, 0 where it ended with few; and `rests_s` how long the kernel rests then. `is_filled` is
-    whether it has filled the tier by targets of which some are left, and more than few went below
-    ever since. `waits` is whether its next look does, for what samples tell of a new target, or for
-    one that is not seen yet, and `knows` whether they do; `taken` is what it has done since the
-    last round, and `last` in the last step of that. As samples have it `lacking_pages` have to
-    rise, infinitely many while they tell nothing.
+    `many_s` is since when many accesses have gone below, `came_s` when each target came, `alone_s`
+    since when none is there, infinite while some are. `left` is the share that went below when the
+    last turn ended with a full tier, infinite while it is not known, 0 where it ended with few; and
+    `rests_s` how long the kernel rests then. `is_filled` is whether it has filled the tier by
+    targets of which some are left, and more than few went below ever since. `waits` is whether its
+    next look does, for what samples tell of a new target, or for one that is not seen yet, and
+    `knows` whether they do; `taken` is what it has done since the last round, and `last` in the
+    last step of that. As samples have it `lacking_pages` have to rise, infinitely many while they
+    tell nothing.
 
     `filling` is what it may fill of the room there was when the last target came, in the first turn
     since, or of what there is while there is none; `looked` is whether a look of that turn is over.
@@ -97,6 +103,7 @@ class Sorting:
     rests_s: float = RESTS_S
     is_filled: bool = False
     came_s: Mapping[Pid, float] = field(default_factory=dict)
+    alone_s: float = math.inf
     waits: bool = False
     knows: bool = False
     taken: KernelMoves = NOTHING
@@ -175,19 +182,30 @@ class Sorting:
         share = _most_below(target.pieces for target in targets)
         many_s = min(self.many_s, now_s) if share > MANY else math.inf
         came_s = {pid: self.came_s.get(pid, now_s) for pid in watched}
-        seen = replace(self, many_s=many_s, came_s=came_s)
+        alone_s = math.inf if came_s else min(self.alone_s, now_s)
+        seen = replace(self, many_s=many_s, came_s=came_s, alone_s=alone_s)
         if came_s.keys() - self.came_s.keys():
             return seen._begun(self.came_s)
+        if not came_s:
+            return seen._alone(now_s)
         if not self.is_due:
             return seen._rests(share, now_s)
-        if not came_s:
-            filling = self.filling.begun(self.taken)
-            return replace(seen, filling=filling, waits=False, knows=False, taken=NOTHING)
         _, _, promoted, demoted = self.taken
         displaces = demoted > DISPLACES * promoted > 0
         is_full = self.filling.is_full(knows=seen._knows(share, now_s), displaces=displaces)
         seen = replace(seen, waits=self.waits and self._may_wait(now_s), taken=NOTHING)
         return seen._goes_on(share, now_s, is_full=is_full)
+
+    def _alone(self, now_s: float) -> "Sorting":
+        """Ends a turn in which no target has come for long; the next one that does begins one."""
+        return replace(
+            self,
+            is_due=self.is_due and now_s - self.alone_s < NOBODY_S,
+            filling=self.filling.begun(self.taken),
+            waits=False,
+            knows=False,
+            taken=NOTHING,
+        )
 
     def _begun(self, before: Collection[Pid]) -> "Sorting":
         """Begins a turn for a target that has come.

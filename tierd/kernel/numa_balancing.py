@@ -9,8 +9,10 @@ MiB a second.
 
 How often the kernel looks at a program's memory it decides by itself: once in so much of its CPU
 time, from the shortest period to the longest (kernel/sched/fair.c), in milliseconds. What is
-accessed within so many after a look is hot, for the first minute after promotions were turned on;
-later the kernel adapts that to their limit. With debugfs all three can be set.
+accessed within so many after a look is hot, until promotions have been on for the longest period.
+From then on the kernel adapts that once in each: an eighth more of it, up to twice as much, where
+it promotes less than the limit, and less where it would promote more. With debugfs all three can
+be set.
 """
 
 from pathlib import Path
