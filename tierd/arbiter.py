@@ -108,7 +108,7 @@ class Arbiter:
         program's CPU time. That few of its pages were due then says nothing of the others.
 
         A first look finds what is accessed all the time at once, and lukewarm pages ever after.
-        Looking so often, the kernel also adapts each second what counts as hot (see HOT_WITHIN).
+        Looking so often, the kernel adapts each second what counts as hot, too (numa_balancing.py).
         """
         try:
             shortest = self._otherwise(numa_balancing.SHORTEST_LOOK)

@@ -270,7 +270,7 @@ class Sorting:
     def _rests(self, share: float, now_s: float) -> "Sorting":
         """Begins a turn when many accesses have gone below for long enough."""
         left = share if math.isinf(self.left) else self.left
-        if left and now_s - max(self.came_s.values(), default=-math.inf) < SETTLES_S:
+        if left and now_s - max(self.came_s.values()) < SETTLES_S:
             left = max(left, share)
         if share <= FEW:
             return replace(self, left=0.0, is_filled=False)
