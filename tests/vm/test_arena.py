@@ -85,7 +85,7 @@ class SkewedArena:
         self.hot, self.fast = map(int, self.process.readline(120).split())
 
     def look(self) -> None:
-        self.hot, self.fast = map(int, self.process.readline(60).split())
+        self.hot, self.fast = map(int, self.process.readline().split())
 
 
 @contextmanager

@@ -107,7 +107,7 @@ def oracle(guest: Guest, pid: int) -> Iterator[Process]:
 
 def places(where: Process) -> Mapping[str, Mapping[str, int]]:
     """The pages of hot and of cold keys' values by node, a second later each time."""
-    found: Mapping[str, Mapping[str, int]] = json.loads(where.readline(60))
+    found: Mapping[str, Mapping[str, int]] = json.loads(where.readline())
     return found
 
 

@@ -25,6 +25,10 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 PING_TIMEOUT_S = 60
 """An agent that takes longer for a word has hung; a busy emulated guest takes a few seconds."""
+HANGS_S = 180
+"""A command that takes longer has hung: one of seconds took more than a minute where the host held
+its guest up.
+"""
 
 
 Sink = Callable[[str, bytes], None]
@@ -86,7 +90,7 @@ class Process:
         """Both, for people."""
         return self.stdout + self.stderr
 
-    def readline(self, timeout: float = 60) -> str:
+    def readline(self, timeout: float = HANGS_S) -> str:
         """The next line of stdout without its end.
 
         Raises:
@@ -104,7 +108,7 @@ class Process:
                 raise CommandEnded(f"{what}: {self.stderr}" if self.stderr else what)
             self._advance(deadline, f"no line in {timeout} s")
 
-    def wait(self, timeout: float = 60) -> Completed:
+    def wait(self, timeout: float = HANGS_S) -> Completed:
         """Waits for its end.
 
         Raises:
@@ -204,7 +208,7 @@ class Guest:
         self,
         argv: Sequence[str | Path],
         *,
-        timeout: float = 60,
+        timeout: float = HANGS_S,
         check: bool = True,
         env: Mapping[str, str] | None = None,
         cwd: Path = REPOSITORY,

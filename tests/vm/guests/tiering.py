@@ -76,7 +76,7 @@ class Tierd:
 
     def stop(self) -> Completed:
         self.process.signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait()
 
 
 @contextmanager

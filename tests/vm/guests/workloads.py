@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from guests.errors import CommandFailed
-from guests.guest import REPOSITORY, Completed, Guest, Process
+from guests.guest import HANGS_S, REPOSITORY, Completed, Guest, Process
 
 SOURCES = Path(__file__).resolve().parents[1] / "workloads"
 FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror")
@@ -61,7 +61,7 @@ class Hotset:
         self._process = process
         self.pid = process.pid
 
-    def sample(self, timeout: float = 60) -> Sample:
+    def sample(self, timeout: float = HANGS_S) -> Sample:
         """The next second; the first comes when the buffer is filled."""
         return Sample(**json.loads(self._process.readline(timeout)))
 
@@ -90,7 +90,7 @@ class Hotset:
     def go_on(self) -> None:
         self._process.signal(signal.SIGCONT)
 
-    def stop(self, timeout: float = 120) -> Completed:
+    def stop(self, timeout: float = HANGS_S) -> Completed:
         """Ends it; its data are verified if it was started with --verify."""
         self._process.signal(signal.SIGTERM)
         return self._process.wait(timeout)
