@@ -12,16 +12,17 @@ from tierd.observe.moments import load
 from tierd.replay import configured, replay
 
 SECONDS, WITHIN = 60, 0.03
-"""A second recording is made where one does not agree: in one of some twenty a guest was held up by
-its host, and had 59 % of hits where all others have 90.
+"""A second recording is made where one does not agree, or has too few hits to tell anything: in two
+of some twenty a guest was held up by its host, and had 48 and 59 % of hits where all others have 90.
 """
 
 
 @pytest.mark.guest(slow_node())
 def test_a_replay_predicts_what_was_measured(guest: Guest, tmp_path: Path) -> None:
     truth, predicted = compare(guest, tmp_path / "window.tierd")
-    if predicted != pytest.approx(truth, abs=WITHIN):
+    if truth <= 0.5 or predicted != pytest.approx(truth, abs=WITHIN):
         truth, predicted = compare(guest, tmp_path / "again.tierd")
+    assert 0.5 < truth < 1, "there was something to predict"
     assert predicted == pytest.approx(truth, abs=WITHIN)
 
 
@@ -31,5 +32,4 @@ def compare(guest: Guest, path: Path) -> tuple[float, float]:
     recording = load(path)
     assert recording.seconds > SECONDS / 2
     truth = mean_hit_ratio(measured, recording.begun_s, recording.ended_s)
-    assert 0.5 < truth < 1, "there was something to predict"
     return truth, replay(recording, configured(recording)).hit_ratio
