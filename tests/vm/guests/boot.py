@@ -10,6 +10,7 @@ A guest may also be a Debian of its own, in which systemd runs the agent; see en
 
 from __future__ import annotations
 
+import compileall
 import dataclasses
 import logging
 import os
@@ -108,6 +109,8 @@ class BootHung(GuestLost):
 def prepare(topology: Topology, kernel: Kernel, wanted: Debian | None = None) -> Machine:
     """Fetches what is missing, and finds out about KVM."""
     _check_visible(REPOSITORY, "the repository")
+    for programs in ("tierd", "tests/vm"):  # or each guest compiles them, and keeps that to itself
+        compileall.compile_dir(REPOSITORY / programs, quiet=1)
     machine = Machine(
         topology=topology,
         kernel=kernels.fetch(kernel),
