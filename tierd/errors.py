@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The errors that tierd raises above OSError. Each says what is wrong and what to do next."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class TierdError(Exception):

@@ -171,3 +171,14 @@ def test_bash_completes_commands_by_what_is_printed() -> None:
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_are_given_a_script(shell: str) -> None:
     assert "_TIERCTL_COMPLETE" in run("completion", shell).output
+
+
+def test_a_command_is_imported_alone() -> None:
+    code = """
+import sys
+from tierd.cli.control import main
+main(["completion", "bash"], standalone_mode=False)
+assert "tierd.cli.completion" in sys.modules
+assert not {"numpy", "tierd.config", "tierd.cli.status"} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

@@ -70,7 +70,10 @@ def test_decisions_are_numbered_in_order() -> None:
 
 def every_command(group: click.Group) -> Iterator[tuple[str, click.Command]]:
     """Yields the commands of a group and of the groups in it."""
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         yield name, command
         if isinstance(command, click.Group):
             yield from every_command(command)

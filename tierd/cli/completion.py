@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The completion of tierctl's words in a shell.
-
-Usage: python -m tierd.cli.completion SHELL
-As `tierctl completion`, without all that tierctl has to load: for scripts/install.
-"""
-
-import sys
+"""`tierctl completion`: the completion of its words in a shell."""
 
 import click
 from click.shell_completion import get_completion_class
@@ -20,5 +14,8 @@ def script(shell: str) -> str:
     return complete(click.Command("tierctl"), {}, "tierctl", "_TIERCTL_COMPLETE").source()
 
 
-if __name__ == "__main__":
-    click.echo(script(sys.argv[1]))
+@click.command()
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: str) -> None:
+    """Print the completion for a shell. It is to be sourced there."""
+    click.echo(script(shell))

@@ -13,6 +13,7 @@ import click
 from tierd import config
 from tierd.cli import cxl_tree
 from tierd.cli.cxl_drain import drain, end_daemons_drains
+from tierd.cli.errors import Commands
 from tierd.cli.options import SIZE, config_option, json_option
 from tierd.cli.writes import shown
 from tierd.discover.fabric import as_document, read_fabric
@@ -35,7 +36,14 @@ def complete_memdev(_: click.Context, __: click.Parameter, incomplete: str) -> l
     return [name for name in names if name.startswith(incomplete)]
 
 
-@click.group()
+@click.group(
+    cls=Commands,
+    modules={
+        "poison": "tierd.cli.cxl_errors",
+        "provision": "tierd.cli.cxl_provision",
+        "retire": "tierd.cli.cxl_errors",
+    },
+)
 def cxl() -> None:
     """CXL memory, from the device to the node."""
 

@@ -4,14 +4,19 @@
 Each check only looks. One that may not look says so: most of it is for root alone.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
+import click
+
 from tierd import config
 from tierd.arbiter import LEAVE_OUT
+from tierd.cli.errors import Failure
+from tierd.cli.options import config_option, json_option
 from tierd.config import Config, Rival
 from tierd.discover.targets import find_targets
 from tierd.discover.topology import discover
@@ -316,3 +321,26 @@ CHECKS: dict[str, Callable[[Place], Iterator[Finding]]] = {
     "targets": _targets,
 }
 """The checks, by their subject."""
+
+
+@click.command()
+@json_option()
+@config_option("The daemon's configuration")
+@click.option("--root", type=click.Path(path_type=Path), default=Path("/"), hidden=True)
+def doctor(*, as_json: bool, config_path: Path | None, root: Path) -> None:
+    """Tell whether tierd can work here. What stands in its way, and what to do about it."""
+    found = examine(config_path, root)
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in found], indent=2))
+    else:
+        for finding in found:
+            click.echo(_as_text(finding))
+    if any(finding.verdict is Verdict.FAIL for finding in found):
+        raise click.exceptions.Exit(Failure.exit_code)
+
+
+def _as_text(finding: Finding) -> str:
+    colour = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}[finding.verdict]
+    mark = click.style(f"{finding.verdict:<4}", fg=colour, bold=True)
+    line = f"{mark}  {finding.subject}: {finding.message}"
+    return line if finding.next_step is None else f"{line}\n      {finding.next_step}"

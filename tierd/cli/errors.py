@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How tierd and tierctl end: 0 done, 1 what could not be done, 2 a wrong command line."""
 
+from collections.abc import Mapping
+from importlib import import_module
 from typing import IO, Any
 
 import click
@@ -26,7 +28,26 @@ class Failure(click.ClickException):
 
 
 class Commands(click.Group):
-    """A group whose commands may raise TierdError and OSError."""
+    """A group whose commands may raise TierdError and OSError.
+
+    Args:
+        modules: where commands are that are imported as they are asked for: all together take
+            longer than most of them run.
+    """
+
+    def __init__(self, *args: Any, modules: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._modules = {} if modules is None else modules
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *self._modules})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self._modules and cmd_name not in self.commands:
+            found = vars(import_module(self._modules[cmd_name])).values()
+            commands = (each for each in found if isinstance(each, click.Command))
+            self.add_command(next(each for each in commands if each.name == cmd_name))
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

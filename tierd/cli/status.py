@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon's status as a person reads it."""
+"""`tierctl status`, and a daemon's status as a person reads it."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import click
+
+from tierd import config
+from tierd.cli.options import config_option, json_option
 from tierd.cli.text import amount, ids, table
 from tierd.model import PAGE_BYTES
+from tierd.observe import status as published
 
 _TIERS = ("TIER", "KIND", "NODES", "CAPACITY", "ROOM", "HEADROOM", "BACKED BY")
 _ARENAS = ("ARENA", "PID", "COMMAND", "HAS", "FAR MIB/S", "ASKED", "MOVED", "UNMOVED", "DROPPED")
@@ -15,6 +22,15 @@ _FLOWS = ("MOVED", "PAGES", "BYTES")
 _SCHEMES = ("DAMON'S SCHEME", "PAGES MOVED", "BYTES MOVED", "LOOKED THROUGH")
 _CXL_ERRORS = ("CXL DEVICE", "REGION", "ERRORS", "SEVERITY", "COUNT")
 _REASONS = ("NOT MOVED", "HOW MUCH")
+
+
+@click.command()
+@json_option("docs/status.md")
+@config_option("The running daemon's configuration")
+def status(*, as_json: bool, config_path: Path | None) -> None:
+    """Show what the daemon does. What it watches, what it has moved, what it has not and why."""
+    found = published.read(config.load(config_path).daemon.runtime_dir)
+    click.echo(json.dumps(found, indent=2) if as_json else as_text(found))
 
 
 def as_text(status: Mapping[str, Any]) -> str:

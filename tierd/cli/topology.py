@@ -1,13 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A topology as a person and as a program read it."""
+"""`tierctl topology`, and a topology as a person reads it."""
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+import click
+
+from tierd import config
+from tierd.cli.options import config_option, json_option
 from tierd.cli.text import amount, ids, table
-from tierd.discover.topology import NodeUse
+from tierd.discover.topology import NodeUse, as_document, discover, read_use
 from tierd.model import Backing, CxlRegion, Memdev, Node, NodeId, Performance, Tier, Topology
 
 Use = Mapping[NodeId, NodeUse]
+
+
+@click.command()
+@json_option("docs/topology.md")
+@config_option("Take the tiers from this file")
+@click.option("--root", type=click.Path(path_type=Path), default=Path("/"), hidden=True)
+def topology(*, as_json: bool, config_path: Path | None, root: Path) -> None:
+    """Show the tiers of memory. With what they are made of, and how full they are."""
+    found = discover(config.load(config_path).tiers, root)
+    use = read_use(root)
+    if as_json:
+        click.echo(json.dumps(as_document(found, use), indent=2))
+        return
+    click.echo(as_text(found, use))
+    for warning in found.warnings:
+        click.echo(f"\nwarning: {warning}")
 
 
 def as_text(topology: Topology, use: Use) -> str:
