@@ -14,7 +14,7 @@ DB, BATCH = "/tenants/db", "/tenants/batch"
 DB_MIB, WINDOW_MIB, FREE_MIB, GUARANTEED_MIB = 24, 64, 96, 32
 ARRIVE_S, THRASHING_S, EACH_S = 150, 40, 10
 FOLLOWS_WITHIN_S = 160
-"""It thrashes on until it had most of a window: where the host is slow, not one of the first four."""
+"""It thrashes on until it had most of a window, on a slow host not one of the first four."""
 
 SETTINGS = f"""
 [[target]]
@@ -41,7 +41,7 @@ def test_a_guarantee_is_kept_while_a_neighbour_thrashes(guest: Guest) -> None:
         ):
             arrived = next((s for s in db.samples(ARRIVE_S) if s.hot_share >= 0.98), None)
             assert arrived is not None, running.status
-            held, followed = [], []
+            held, followed = list[float](), list[float]()
             for thrashed_s in range(0, FOLLOWS_WITHIN_S, EACH_S):
                 if thrashed_s >= THRASHING_S and max(followed) > 0.5:
                     break
