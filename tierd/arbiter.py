@@ -3,6 +3,7 @@
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tierd.config import Rival
@@ -13,8 +14,9 @@ from tierd.kernel import numa_balancing, text
 log = logging.getLogger("tierd")
 
 OWNER = "numa_balancing"
-FIRST_LOOK = 0.7
-"""So much of the time in which the kernel takes what is accessed for hot counts at a first look."""
+FIRST_LOOK, HELD_UP_MOST = 0.7, 3.0
+"""Of the time in which the kernel takes what is accessed for hot a first look has so much until
+samples tell, and so much more at most where its promotions take a program long."""
 LEAVE_OUT = 'leave numa_balancing = "cooperate" out of [conflicts]'
 
 
@@ -40,6 +42,8 @@ class Arbiter:
         rests: bool = False,
         sorts: bool = True,
         first: bool = False,
+        looked: bool = True,
+        held_up_s: float = 0.0,
         budget_mbps: float = math.inf,
     ) -> bool:
         """Returns whether tierd may move pages now.
@@ -50,6 +54,8 @@ class Arbiter:
             rests: whether it moves none for a while, in which the kernel isn't asked to either.
             sorts: whether there is anything that the kernel is to promote, beside tierd.
             first: whether it looks at something of which tierd's own samples tell nothing yet.
+            looked: whether its first look at what is there is over.
+            held_up_s: how long promotions of that look have kept a program from its own code.
             budget_mbps: the most that the kernel promotes in a second where it is asked to, in MiB.
 
         Raises:
@@ -63,7 +69,8 @@ class Arbiter:
             self._turn_off()
         elif self.cooperates:
             limit_mbps = math.ceil(min(budget_mbps, numa_balancing.MOST_MBPS))
-            self._turn_on(limit_mbps, sorts=sorts, first=first)
+            looks = self._looks(first=first, looked=looked, held_up_s=held_up_s) if sorts else None
+            self._turn_on(limit_mbps, looks)
         else:
             self.held.let_go(OWNER)
         mode = numa_balancing.read_mode(self.held.root)
@@ -87,28 +94,31 @@ class Arbiter:
         if mode is not None and self.held.hold(OWNER, {numa_balancing.PATH: numa_balancing.OFF}):
             log.info("%s; it is off until tierd ends", _says(mode))
 
-    def _turn_on(self, limit_mbps: int, *, sorts: bool, first: bool) -> None:
-        """Has the kernel promote single pages, and demote for them, or only demote."""
+    def _turn_on(self, limit_mbps: int, looks: Mapping[str, str] | None) -> None:
+        """Has the kernel promote single pages, and look so, and demote for them, or only demote."""
         mode, limit = self._otherwise(numa_balancing.PATH), self._otherwise(numa_balancing.LIMIT)
         demotes = text.read(self.held.at(numa_balancing.DEMOTES))
         if mode is None or limit is None or demotes is None:
             raise UnsupportedKernel("this kernel places no pages by itself", hint=LEAVE_OUT)
         wanted = {numa_balancing.DEMOTES: numa_balancing.YES}
-        if sorts:
-            wanted |= self._looks(first=first)
+        if looks is not None:
+            if numa_balancing.LONGEST_LOOK not in looks and self._adapts():
+                self.held.hold(OWNER, wanted)  # and forgets that as it is turned on again
+            wanted |= looks
             wanted[numa_balancing.LIMIT] = str(min(limit, limit_mbps))
             wanted[numa_balancing.PATH] = str(mode | numa_balancing.PROMOTES)
-        if self.held.hold(OWNER, wanted) and sorts:
+        if self.held.hold(OWNER, wanted) and looks is not None:
             log.info("the kernel promotes single pages where it matters, and demotes")
 
-    def _looks(self, *, first: bool) -> dict[str, str]:
-        """Has the kernel look as often as it ever does, where debugfs tells of that.
+    def _looks(self, *, first: bool, looked: bool, held_up_s: float) -> dict[str, str]:
+        """Returns how the kernel is to look, where debugfs tells of that: as often as it ever does.
 
         After a look by which it took up little it waits twice as long, up to a minute of the
         program's CPU time. That few of its pages were due then says nothing of the others.
 
-        A first look finds what is accessed all the time at once, and lukewarm pages ever after.
-        Looking so often, the kernel adapts each second what counts as hot, too (numa_balancing.py).
+        A first look finds what is accessed all the time at once, and lukewarm pages ever after. But
+        where a promotion takes long, hot pages are accessed late since others rise. It comes by
+        itself; looking often, the kernel would adapt what counts as hot, too (numa_balancing.py).
         """
         try:
             shortest = self._otherwise(numa_balancing.SHORTEST_LOOK)
@@ -117,11 +127,17 @@ class Arbiter:
         except PermissionError:  # a kernel that is locked down
             return {}
         looks = {}
-        if shortest is not None and longest is not None:
+        if looked and shortest is not None and longest is not None:
             looks[numa_balancing.LONGEST_LOOK] = str(shortest)
-        if first and within_ms is not None:
-            looks[numa_balancing.HOT_WITHIN] = str(math.ceil(FIRST_LOOK * within_ms))
+        if within_ms is not None and (first or held_up_s):
+            hot_ms = FIRST_LOOK * within_ms if first else within_ms
+            more_ms = min(1000 * held_up_s, HELD_UP_MOST * within_ms)
+            looks[numa_balancing.HOT_WITHIN] = str(math.ceil(hot_ms + more_ms))
         return looks
+
+    def _adapts(self) -> bool:
+        """Returns whether the kernel looks often, and so adapts what counts as hot."""
+        return self.held.change(numa_balancing.LONGEST_LOOK) is not None
 
     def _otherwise(self, path: str) -> int | None:
         """What a setting would be if it were not held."""

@@ -25,6 +25,7 @@ from tierd.decide.shares import Elsewhere
 from tierd.decide.unsorted import Sorting
 from tierd.decide.zoom import awaits_look, most_doubtful
 from tierd.discover.tenants import Tenants
+from tierd.kernel.task import CpuTimes, held_up_s
 from tierd.machine import Machine
 from tierd.migrate.cache import Cache
 from tierd.model import (
@@ -145,6 +146,8 @@ class Daemon:
         """Whether it does now."""
         self.kernel_moves, self.followed_s = KernelMoves(), -math.inf
         """What the kernel had done by itself when that was last looked at, and when."""
+        self.ran: Mapping[Pid, CpuTimes] = {}
+        """How long each target had run then, in a first look."""
         self.plans = True
         """Whether moves are decided here, and not by DAMOS (see tierd/handover.py)."""
         self.schemes: list[dict[str, Any]] = []
@@ -261,9 +264,26 @@ class Daemon:
         """Takes in what the kernel has promoted since it was last asked, where that is not long."""
         before, self.kernel_moves = self.kernel_moves, self.machine.kernel_moves()
         before_s, self.followed_s = self.followed_s, self.machine.monotonic()
-        if self.sorting.is_due and self.followed_s - before_s <= STEP_MOST_S:
+        passed_s = self.followed_s - before_s
+        if self.sorting.is_due and passed_s <= STEP_MOST_S:
             step = KernelMoves(*np.subtract(self.kernel_moves, before).tolist())
-            self.sorting = self.sorting.once_taken_up(step, now_s=self.followed_s)
+            self.sorting = self.sorting.once_taken_up(
+                step, now_s=self.followed_s, held_up_s=self._held_up_s(passed_s)
+            )
+
+    def _held_up_s(self, passed_s: float) -> float:
+        """Returns for how long of a step of a first look the kernel had a target, at most."""
+        if self.sorting.looked:
+            self.ran = {}
+            return 0.0
+        before, ran = self.ran, {pid: self.machine.cpu_times(pid) for pid in self.watched}
+        self.ran = {pid: times for pid, times in ran.items() if times is not None}
+        each = (
+            held_up_s(before[pid], times, passed_s)
+            for pid, times in self.ran.items()
+            if pid in before
+        )
+        return max(each, default=0.0)
 
     def _steer(self, rooms: Sequence[TierRoom], now_s: float, taken_bytes: int) -> None:
         """Places the arenas' blocks with what the targets' pages have left of room and budget."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tierd.kernel import process
 from tierd.kernel.pressure import Pressure, read_pressure
 from tierd.kernel.process import Process
+from tierd.kernel.task import CpuTimes, cpu_times
 from tierd.kernel.vmstat import read_vmstat
 from tierd.model import KernelMoves, NodeId, NodeRoom, Pid
 from tierd.sample import residence
@@ -65,6 +66,10 @@ class Machine(Protocol):
 
     def kernel_moves(self) -> KernelMoves:
         """Returns what the kernel has done by itself since boot."""
+        ...
+
+    def cpu_times(self, pid: Pid) -> CpuTimes | None:
+        """Returns how long a process has run, None once it has exited."""
         ...
 
 
@@ -120,3 +125,9 @@ class ThisMachine:
             promoted=found.pgpromote_success or 0,
             demoted=(found.pgdemote_kswapd or 0) + (found.pgdemote_direct or 0),
         )
+
+    def cpu_times(self, pid: Pid) -> CpuTimes | None:
+        try:
+            return cpu_times(pid)
+        except ProcessLookupError:
+            return None

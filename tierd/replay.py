@@ -23,6 +23,7 @@ from tierd.decide.heat import divided, is_zoomed, overlay, rates
 from tierd.decide.steps import HEADROOM_LOW
 from tierd.kernel.pressure import Pressure
 from tierd.kernel.process import Process
+from tierd.kernel.task import CpuTimes
 from tierd.model import (
     MAX_TIERS,
     NO_LOADS,
@@ -222,6 +223,9 @@ class _Played:
 
     def kernel_moves(self) -> KernelMoves:
         return KernelMoves()  # no kernel sorts pages in a replay
+
+    def cpu_times(self, pid: Pid) -> CpuTimes | None:
+        return None  # likewise
 
     def locate(
         self,

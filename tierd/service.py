@@ -8,6 +8,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ _SLOWLY = (
 PAGES_PER_MIB = (1 << 20) // PAGE_BYTES
 STEP_S = 0.1
 """So often it is looked at what the kernel takes up, while it does."""
+_TOLD = attrgetter("lacking_pages", "looked", "held_up_s")
+"""What of Sorting changes between two rounds, and is told to the kernel."""
 COMMAND_S = 10.0
 """A command waits for so long for the loop: a batch of pages, or a busy machine."""
 
@@ -246,10 +249,11 @@ class Service:
             if stop_asked(STEP_S):
                 return True
             wait_s -= STEP_S
-            before = self.daemon.sorting.lacking_pages
+            before = self.daemon.sorting
             self.daemon.follow_kernel()
-            promotes = self.daemon.sorting.promotes
-            if not promotes or self.daemon.sorting.lacking_pages < before:
+            now = self.daemon.sorting
+            promotes = now.promotes
+            if not promotes or _TOLD(now) != _TOLD(before):
                 self.follow_rival()
         return stop_asked(wait_s)
 
@@ -267,6 +271,8 @@ class Service:
             rests=self._rests(),
             sorts=sorting.promotes,
             first=not sorting.knows,
+            looked=sorting.looked,
+            held_up_s=sorting.held_up_s,
             budget_mbps=min(settings.migrate.budget_mbps, sorting.lacking_pages / PAGES_PER_MIB),
         )
         self.daemon.sorted_by_kernel = self.arbiter.cooperates

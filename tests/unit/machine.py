@@ -15,6 +15,7 @@ from tierd.daemon import Daemon
 from tierd.errors import Conflict
 from tierd.kernel.pressure import Pressure
 from tierd.kernel.process import RANGE, Process
+from tierd.kernel.task import CpuTimes
 from tierd.model import (
     PAGE_BYTES,
     Accesses,
@@ -172,6 +173,8 @@ class Undisputed:
     rests = False
     sorts = True
     first = True
+    looked = True
+    held_up_s = 0.0
     budget_mbps = 0.0
 
     def may_move(
@@ -182,9 +185,12 @@ class Undisputed:
         rests: bool = False,
         sorts: bool = True,
         first: bool = False,
+        looked: bool = True,
+        held_up_s: float = 0.0,
         budget_mbps: float = 0,
     ) -> bool:
         self.rests, self.sorts, self.first = rests, sorts, first
+        self.looked, self.held_up_s = looked, held_up_s
         self.budget_mbps = budget_mbps
         return moves
 
@@ -207,6 +213,7 @@ class Machine:
         self.mover = FakeMover(self)
         self.stall_percent = 0.0
         self.kernels = KernelMoves()
+        self.ran: dict[Pid, CpuTimes] = {}
         self.rng = np.random.default_rng(1)
 
     def start(self, pid: Pid, memory: Memory, start_ticks: int = 1) -> None:
@@ -263,6 +270,9 @@ class Machine:
 
     def kernel_moves(self) -> KernelMoves:
         return self.kernels
+
+    def cpu_times(self, pid: Pid) -> CpuTimes | None:
+        return self.ran.get(pid)
 
     def query(self, pid: Pid, folios: NDArray[np.void]) -> None:
         if pid not in self.memory:

@@ -203,6 +203,20 @@ def test_a_limit_is_not_raised(root: Path, arbiter: Arbiter) -> None:
 
 
 @pytest.fixture
+def written(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that were written, in order."""
+    written = list[str]()
+    write_file = KernelFiles.write
+
+    def note(self: KernelFiles, path: Path, value: str) -> None:
+        written.append(str(path.relative_to(root)))
+        write_file(self, path, value)
+
+    monkeypatch.setattr(KernelFiles, "write", note)
+    return written
+
+
+@pytest.fixture
 def longest_look(root: Path) -> Path:
     """With the shortest beside it, as in debugfs."""
     shortest, longest = (
@@ -226,16 +240,52 @@ def test_the_kernel_looks_often_while_it_sorts(
     assert longest_look.read_text().strip() == "60000"
 
 
-def test_the_first_look_takes_less_for_hot(root: Path, arbiter: Arbiter, journal: Journal) -> None:
+@pytest.fixture
+def within(root: Path) -> Path:
     within = root / numa_balancing.HOT_WITHIN
-    within.parent.mkdir(parents=True)
+    within.parent.mkdir(parents=True, exist_ok=True)
     within.write_text("1000\n")
     write(root, "0")
+    return within
+
+
+def test_the_first_look_takes_less_for_hot(
+    root: Path, arbiter: Arbiter, journal: Journal, within: Path
+) -> None:
     for first, milliseconds in ((True, "700"), (False, "1000"), (True, "700"), (True, "700")):
         arbiter.may_move(Rival.COOPERATE, moves=True, first=first)
         assert within.read_text().strip() == milliseconds
     list(journal.undo())
     assert within.read_text().strip() == "1000"
+
+
+def test_in_a_first_look_what_promotions_take_counts_besides(
+    arbiter: Arbiter, longest_look: Path, within: Path
+) -> None:
+    """The kernel adapts nothing meanwhile, as it would looking often."""
+    for held_up_s, milliseconds in ((0.0, "1000"), (0.35, "1350"), (2.0, "3000"), (60.0, "4000")):
+        arbiter.may_move(Rival.COOPERATE, moves=True, looked=False, held_up_s=held_up_s)
+        assert within.read_text().strip() == milliseconds
+        assert longest_look.read_text().strip() == "60000"
+    arbiter.may_move(Rival.COOPERATE, moves=True, looked=True)
+    assert within.read_text().strip() == "1000"
+    assert longest_look.read_text().strip() == "1000"
+
+
+def test_for_a_first_look_the_kernel_forgets_what_it_has_adapted(
+    arbiter: Arbiter, longest_look: Path, within: Path, written: list[str]
+) -> None:
+    """By being turned on again; it demotes all the while."""
+    for looked in (True, False, False):
+        arbiter.may_move(Rival.COOPERATE, moves=True, looked=looked)
+        assert longest_look.read_text().strip() == ("1000" if looked else "60000")
+    assert written.count(numa_balancing.PATH) == 3
+    assert written.count(numa_balancing.DEMOTES) == 1
+
+
+def test_before_samples_tell_that_counts_besides_less(arbiter: Arbiter, within: Path) -> None:
+    arbiter.may_move(Rival.COOPERATE, moves=True, first=True, looked=False, held_up_s=0.25)
+    assert within.read_text().strip() == "950"
 
 
 def test_it_looks_as_it_does_where_debugfs_is_locked(
@@ -251,20 +301,6 @@ def test_it_looks_as_it_does_where_debugfs_is_locked(
     assert arbiter.may_move(Rival.COOPERATE, moves=True)
     assert mode(root) == "2"
     assert longest_look.read_text().strip() == "60000"
-
-
-@pytest.fixture
-def written(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The files that were written, in order."""
-    written = list[str]()
-    write_file = KernelFiles.write
-
-    def note(self: KernelFiles, path: Path, value: str) -> None:
-        written.append(str(path.relative_to(root)))
-        write_file(self, path, value)
-
-    monkeypatch.setattr(KernelFiles, "write", note)
-    return written
 
 
 def test_it_demotes_throughout_where_the_limit_is_another(

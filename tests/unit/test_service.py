@@ -15,6 +15,7 @@ import pytest
 from tests.unit.machine import (
     HOT,
     NODES,
+    OTHER,
     SPAN,
     FakeFree,
     FakeSampler,
@@ -42,6 +43,7 @@ from tierd.errors import ConfigError, Conflict, NotFound, TierdError
 from tierd.handover import UNRESPECTED, Handover
 from tierd.kernel.free import FreeMemory
 from tierd.kernel.notify import notify
+from tierd.kernel.task import CpuTimes
 from tierd.migrate.mover import Mover
 from tierd.migrate.schemes import KernelSchemes
 from tierd.model import KernelMoves, Pin, Rank, Tier, TierKind, Topology
@@ -237,6 +239,36 @@ def test_the_kernels_first_look_is_one_before_samples_tell(service: Service) -> 
         service.daemon.sorting = Sorting(knows=knows)
         service.follow_rival()
         assert arbiter.first is not knows
+
+
+def test_of_its_first_look_it_is_told_what_that_takes_the_program(
+    service: Service, machine: Machine
+) -> None:
+    """Of the target that it takes most, from step to step, and of none once the look is over."""
+    daemon, arbiter = service.daemon, cast(Undisputed, service.arbiter)
+    daemon.sorted_by_kernel = True
+    daemon.sorting = Sorting(knows=True, came_s={HOT: machine.now_s})
+    daemon.watched[OTHER] = daemon.watched[HOT]
+    ran = {HOT: CpuTimes(5, 1), OTHER: CpuTimes(5, 1)}
+    machine.ran = ran
+    daemon.follow_kernel()
+    told, found = list[float](), 200
+
+    def stop_asked(for_s: float) -> bool:
+        machine.now_s += for_s
+        for pid, kernel_s in ((HOT, 0.08), (OTHER, 0.04)):
+            user_s = for_s - kernel_s
+            machine.ran[pid] = CpuTimes(ran[pid].user_s + user_s, ran[pid].kernel_s + kernel_s)
+        step = KernelMoves(faults=200, candidates=found, promoted=found)
+        machine.kernels = KernelMoves(*map(sum, zip(machine.kernels, step, strict=True)))
+        told.append(arbiter.held_up_s)
+        return False
+
+    service.waited(4 * STEP_S, stop_asked)
+    assert told == pytest.approx([0, 0, 0.08, 0.16, 0.24]), "the first step has none before it"
+    found = 0
+    service.waited(4 * STEP_S, stop_asked)
+    assert (arbiter.looked, arbiter.held_up_s) == (True, 0)
 
 
 def test_the_kernel_promotes_no_more_than_has_to_rise(service: Service) -> None:

@@ -22,6 +22,19 @@ def test_user_and_system_time_are_added_whatever_the_name(tmp_path: Path, name: 
     assert task.cpu_s(Pid(412), tmp_path) == pytest.approx(164 / os.sysconf("SC_CLK_TCK"))
 
 
+@pytest.mark.parametrize(
+    ("user_s", "kernel_s", "held_up_s"),
+    [(0, 0, 0), (0.1, 0, 0), (0, 0.1, 0.1), (0.02, 0.08, 0.08), (0, 0.05, 0.05), (0.2, 0.6, 0.075)],
+    ids=["idle", "own", "all", "most", "half of it asleep", "of eight threads"],
+)
+def test_a_task_is_held_up_while_the_kernel_has_it(
+    user_s: float, kernel_s: float, held_up_s: float
+) -> None:
+    before = task.CpuTimes(10, 20)
+    after = task.CpuTimes(10 + user_s, 20 + kernel_s)
+    assert task.held_up_s(before, after, 0.1) == pytest.approx(held_up_s)
+
+
 def test_a_busy_process_is_seen_to_run() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:

@@ -11,6 +11,7 @@ import pytest
 from tests.unit.test_decide import pieces, rooms
 from tierd.decide.below import below
 from tierd.decide.unsorted import (
+    FIRST_BYTES,
     FIRST_S,
     NOBODY_S,
     PATIENCE_S,
@@ -198,6 +199,31 @@ def looked(sorting: Sorting, *steps: KernelMoves, now_s: float) -> Sorting:
     for step in steps:
         sorting = sorting.once_taken_up(step, now_s=now_s)
     return sorting
+
+
+def test_while_it_looks_first_what_promotions_take_is_added_up() -> None:
+    looking = seen(UNSORTED)
+    for step, held_up_s in ((FOUND, 0.25), (KernelMoves(faults=200, candidates=200), 0.25)):
+        looking = looking.once_taken_up(step, now_s=3, held_up_s=0.25)
+        assert looking.held_up_s == held_up_s, "what takes up nothing holds nobody up"
+    over = looked(looking, OVER, OVER, now_s=3.5)
+    assert (over.looked, over.held_up_s) == (True, 0)
+    assert over.once_taken_up(FOUND, now_s=5, held_up_s=0.25).held_up_s == 0
+
+
+def test_no_look_at_nobody_is_a_first_one() -> None:
+    assert not looked(Sorting(), OVER, OVER, now_s=1).looked
+
+
+def test_before_samples_tell_it_is_added_up_for_the_first_pages_alone() -> None:
+    new, each = Sorting().after([], [Pid(1)], now_s=0), FIRST_BYTES // 4 // PAGE_BYTES
+    step, told = KernelMoves(faults=each, candidates=each, promoted=each), list[float]()
+    for _ in range(5):
+        new = new.once_taken_up(step, now_s=1, held_up_s=0.25)
+        told.append(new.held_up_s)
+    assert told == [0.25, 0.5, 0.75, 0, 0]
+    assert new.promotes, "that the look goes on is the kernel's to tell"
+    assert replace(new, knows=True).once_taken_up(step, now_s=1, held_up_s=0.25).held_up_s == 0.25
 
 
 def test_after_its_first_look_at_a_new_target_the_kernel_waits_for_samples() -> None:

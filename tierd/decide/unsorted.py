@@ -8,7 +8,8 @@ regions alone were moved.
 
 Its first look at a new target finds the hot pages, and goes on to lukewarm ones. A second one would
 come a second later, and find more of these, before anything is known of the target by samples: so
-it waits for them.
+it waits for them. Once they tell, it may go on for longer by what its promotions take the target,
+or it would end before it has found what has to rise. Before that it may so for the first few pages.
 
 While there is no target the kernel sorts too, since its first look at one that comes begins before
 it is seen. But every other program pays for that, so it does for some minutes only.
@@ -68,6 +69,8 @@ WORSE = 0.1
 """By so much more of the accesses below it rests no longer than PATIENCE_S."""
 SETTLES_S = 10.0
 """So long samples of a new target find ever more of what goes below."""
+FIRST_BYTES = 64 << 20
+"""So much it may take up before samples tell, however long promotions take."""
 NOBODY_S = 300.0
 """For so long it sorts where no target is."""
 FIRST_S = 60.0
@@ -94,7 +97,8 @@ class Sorting:
     tell nothing.
 
     `filling` is what it may fill of the room there was when the last target came, in the first turn
-    since, or of what there is while there is none; `looked` is whether a look of that turn is over.
+    since, or of what there is while there is none; `looked` is whether a look of that turn is over,
+    and `held_up_s` for how long its promotions have kept a target from its own code before that.
     """
 
     is_due: bool = True
@@ -111,6 +115,7 @@ class Sorting:
     lacking_pages: float = math.inf
     filling: Filling = field(default_factory=Filling)
     looked: bool = False
+    held_up_s: float = 0.0
 
     @property
     def promotes(self) -> bool:
@@ -126,7 +131,9 @@ class Sorting:
         """
         return replace(self, filling=self.filling.with_room(room, cold_bytes))
 
-    def once_taken_up(self, step: KernelMoves, *, now_s: float) -> "Sorting":
+    def once_taken_up(
+        self, step: KernelMoves, *, now_s: float, held_up_s: float = 0.0
+    ) -> "Sorting":
         """Returns what becomes of it once the kernel has taken up some more.
 
         A look is over once there are faults, and no pages among them any more that were accessed
@@ -136,6 +143,7 @@ class Sorting:
         Args:
             step: what it has done since it was last asked, a fraction of a second ago.
             now_s: the instant.
+            held_up_s: for how much of that fraction the kernel had a target, and not its own code.
         """
         if not self.is_due:
             return self
@@ -145,13 +153,16 @@ class Sorting:
         is_over = fills or both.candidates < LOOK_OVER * both.faults
         may_wait = self._may_wait(now_s) if self.came_s else fills
         waits = self.waits or (is_over and may_wait)
+        looked = self.looked or (is_over and bool(self.came_s))
+        lasts = not looked and (self.knows or filling.look_bytes < FIRST_BYTES)
         seen = replace(
             self,
             taken=_sum(self.taken, step),
             last=step,
             waits=waits,
             filling=filling.between_looks() if waits else filling,
-            looked=self.looked or is_over,
+            looked=looked,
+            held_up_s=self.held_up_s + (held_up_s if step.promoted else 0.0) if lasts else 0.0,
         )
         return seen._limited()
 

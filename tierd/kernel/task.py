@@ -12,6 +12,7 @@ Their sum is exact, not sampled at ticks: cputime_adjust() scales them to the ti
 import errno
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from tierd.model import Pid
 
@@ -19,8 +20,24 @@ _UTIME, _STIME = 11, 12  # counted from the state, the first field behind the na
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
+class CpuTimes(NamedTuple):
+    """How long a task has run: in its own code, and in the kernel's."""
+
+    user_s: float
+    kernel_s: float
+
+
 def cpu_s(pid: Pid, root: Path = Path("/")) -> float:
     """Returns how long a task has run.
+
+    Raises:
+        ProcessLookupError: there is no such task.
+    """
+    return sum(cpu_times(pid, root))
+
+
+def cpu_times(pid: Pid, root: Path = Path("/")) -> CpuTimes:
+    """Returns how long a task has run in what, of a process all of its threads together.
 
     Raises:
         ProcessLookupError: there is no such task.
@@ -30,4 +47,13 @@ def cpu_s(pid: Pid, root: Path = Path("/")) -> float:
     except FileNotFoundError as error:
         raise ProcessLookupError(errno.ESRCH, f"no task {pid}") from error
     fields = text.rpartition(")")[2].split()
-    return (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS_PER_S
+    return CpuTimes(int(fields[_UTIME]) / _TICKS_PER_S, int(fields[_STIME]) / _TICKS_PER_S)
+
+
+def held_up_s(before: CpuTimes, after: CpuTimes, passed_s: float) -> float:
+    """Returns for how much of the time between the two the kernel had a task, and not its own code.
+
+    Of the threads of a process each is held up by its own faults alone.
+    """
+    user_s, kernel_s = after.user_s - before.user_s, after.kernel_s - before.kernel_s
+    return min(kernel_s, passed_s * kernel_s / (user_s + kernel_s)) if kernel_s > 0 else 0.0
