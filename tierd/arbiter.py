@@ -107,7 +107,9 @@ class Arbiter:
             wanted |= looks
             wanted[numa_balancing.LIMIT] = str(min(limit, limit_mbps))
             wanted[numa_balancing.PATH] = str(mode | numa_balancing.PROMOTES)
-        if self.held.hold(OWNER, wanted) and looks is not None:
+        was_on = self._promotes()
+        self.held.hold(OWNER, wanted)
+        if self._promotes() and not was_on:
             log.info("the kernel promotes single pages where it matters, and demotes")
 
     def _looks(self, *, first: bool, looked: bool, held_up_s: float) -> dict[str, str]:
@@ -134,6 +136,10 @@ class Arbiter:
             more_ms = min(1000 * held_up_s, HELD_UP_MOST * within_ms)
             looks[numa_balancing.HOT_WITHIN] = str(math.ceil(hot_ms + more_ms))
         return looks
+
+    def _promotes(self) -> bool:
+        """Returns whether the kernel promotes now."""
+        return bool((numa_balancing.read_mode(self.held.root) or 0) & numa_balancing.PROMOTES)
 
     def _adapts(self) -> bool:
         """Returns whether the kernel looks often, and so adapts what counts as hot."""

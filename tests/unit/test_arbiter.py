@@ -194,6 +194,19 @@ def test_where_nothing_is_left_to_sort_the_kernel_demotes_alone(
     assert tiering(root) == (str(int(before) | 2), "64", "true")
 
 
+def test_that_the_kernel_promotes_is_logged_as_it_begins(
+    root: Path, arbiter: Arbiter, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And not at each step of a look, of which the limit is another."""
+    write(root, "0")
+    with caplog.at_level(logging.INFO, "tierd"):
+        for budget_mbps in (64, 50, 20):
+            arbiter.may_move(Rival.COOPERATE, moves=True, budget_mbps=budget_mbps)
+    assert [record.message for record in caplog.records].count(
+        "the kernel promotes single pages where it matters, and demotes"
+    ) == 1
+
+
 def test_a_limit_is_not_raised(root: Path, arbiter: Arbiter) -> None:
     write(root, "2")
     (root / numa_balancing.LIMIT).write_text("100\n")
