@@ -119,8 +119,8 @@ class Arbiter:
         program's CPU time. That few of its pages were due then says nothing of the others.
 
         A first look finds what is accessed all the time at once, and lukewarm pages ever after. But
-        where a promotion takes long, hot pages are accessed late since others rise. It comes by
-        itself; looking often, the kernel would adapt what counts as hot, too (numa_balancing.py).
+        where a promotion takes long, hot pages are accessed late since others rise. While it goes
+        on the kernel is not to look often, which has it adapt what counts as hot: that is set here.
         """
         try:
             shortest = self._otherwise(numa_balancing.SHORTEST_LOOK)
