@@ -42,7 +42,7 @@ class Arbiter:
         rests: bool = False,
         sorts: bool = True,
         first: bool = False,
-        looked: bool = True,
+        often: bool = True,
         held_up_s: float = 0.0,
         budget_mbps: float = math.inf,
     ) -> bool:
@@ -54,7 +54,7 @@ class Arbiter:
             rests: whether it moves none for a while, in which the kernel isn't asked to either.
             sorts: whether there is anything that the kernel is to promote, beside tierd.
             first: whether it looks at something of which tierd's own samples tell nothing yet.
-            looked: whether its first look at what is there is over.
+            often: whether it looks as often as it can, as it is not to in a first look.
             held_up_s: how long promotions of that look have kept a program from its own code.
             budget_mbps: the most that the kernel promotes in a second where it is asked to, in MiB.
 
@@ -69,7 +69,7 @@ class Arbiter:
             self._turn_off()
         elif self.cooperates:
             limit_mbps = math.ceil(min(budget_mbps, numa_balancing.MOST_MBPS))
-            looks = self._looks(first=first, looked=looked, held_up_s=held_up_s) if sorts else None
+            looks = self._looks(first=first, often=often, held_up_s=held_up_s) if sorts else None
             self._turn_on(limit_mbps, looks)
         else:
             self.held.let_go(OWNER)
@@ -112,11 +112,12 @@ class Arbiter:
         if self._promotes() and not was_on:
             log.info("the kernel promotes single pages where it matters, and demotes")
 
-    def _looks(self, *, first: bool, looked: bool, held_up_s: float) -> dict[str, str]:
-        """Returns how the kernel is to look, where debugfs tells of that: as often as it ever does.
+    def _looks(self, *, first: bool, often: bool, held_up_s: float) -> dict[str, str]:
+        """Returns how the kernel is to look, where debugfs tells of that.
 
         After a look by which it took up little it waits twice as long, up to a minute of the
-        program's CPU time. That few of its pages were due then says nothing of the others.
+        program's CPU time. That few of its pages were due then says nothing of the others, so it is
+        to look as often as it ever does.
 
         A first look finds what is accessed all the time at once, and lukewarm pages ever after. But
         where a promotion takes long, hot pages are accessed late since others rise. While it goes
@@ -129,7 +130,7 @@ class Arbiter:
         except PermissionError:  # a kernel that is locked down
             return {}
         looks = {}
-        if looked and shortest is not None and longest is not None:
+        if often and shortest is not None and longest is not None:
             looks[numa_balancing.LONGEST_LOOK] = str(shortest)
         if within_ms is not None and (first or held_up_s):
             hot_ms = FIRST_LOOK * within_ms if first else within_ms

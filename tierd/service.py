@@ -51,7 +51,7 @@ _SLOWLY = (
 PAGES_PER_MIB = (1 << 20) // PAGE_BYTES
 STEP_S = 0.1
 """So often it is looked at what the kernel takes up, while it does."""
-_TOLD = attrgetter("lacking_pages", "looked", "held_up_s")
+_TOLD = attrgetter("lacking_pages", "often", "held_up_s")
 """What of Sorting changes between two rounds, and is told to the kernel."""
 COMMAND_S = 10.0
 """A command waits for so long for the loop: a batch of pages, or a busy machine."""
@@ -271,7 +271,7 @@ class Service:
             rests=self._rests(),
             sorts=sorting.promotes,
             first=not sorting.knows,
-            looked=sorting.looked,
+            often=sorting.often,
             held_up_s=sorting.held_up_s,
             budget_mbps=min(settings.migrate.budget_mbps, sorting.lacking_pages / PAGES_PER_MIB),
         )

@@ -135,7 +135,6 @@ def _set_up(
         settings.conflicts.numa_balancing,
         moves=settings.policy.mode.moves,
         first=True,
-        looked=False,
         budget_mbps=settings.migrate.budget_mbps,
     )
     schemes = KernelSchemes(Admin()) if settings.migrate.engine is Engine.DAMOS else None

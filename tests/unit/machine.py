@@ -173,7 +173,7 @@ class Undisputed:
     rests = False
     sorts = True
     first = True
-    looked = True
+    often = True
     held_up_s = 0.0
     budget_mbps = 0.0
 
@@ -185,12 +185,12 @@ class Undisputed:
         rests: bool = False,
         sorts: bool = True,
         first: bool = False,
-        looked: bool = True,
+        often: bool = True,
         held_up_s: float = 0.0,
         budget_mbps: float = 0,
     ) -> bool:
         self.rests, self.sorts, self.first = rests, sorts, first
-        self.looked, self.held_up_s = looked, held_up_s
+        self.often, self.held_up_s = often, held_up_s
         self.budget_mbps = budget_mbps
         return moves
 

@@ -277,10 +277,10 @@ def test_in_a_first_look_what_promotions_take_counts_besides(
 ) -> None:
     """The kernel adapts nothing meanwhile, as it would looking often."""
     for held_up_s, milliseconds in ((0.0, "1000"), (0.35, "1350"), (2.0, "3000"), (60.0, "4000")):
-        arbiter.may_move(Rival.COOPERATE, moves=True, looked=False, held_up_s=held_up_s)
+        arbiter.may_move(Rival.COOPERATE, moves=True, often=False, held_up_s=held_up_s)
         assert within.read_text().strip() == milliseconds
         assert longest_look.read_text().strip() == "60000"
-    arbiter.may_move(Rival.COOPERATE, moves=True, looked=True)
+    arbiter.may_move(Rival.COOPERATE, moves=True, often=True)
     assert within.read_text().strip() == "1000"
     assert longest_look.read_text().strip() == "1000"
 
@@ -289,15 +289,15 @@ def test_for_a_first_look_the_kernel_forgets_what_it_has_adapted(
     arbiter: Arbiter, longest_look: Path, within: Path, written: list[str]
 ) -> None:
     """By being turned on again; it demotes all the while."""
-    for looked in (True, False, False):
-        arbiter.may_move(Rival.COOPERATE, moves=True, looked=looked)
-        assert longest_look.read_text().strip() == ("1000" if looked else "60000")
+    for often in (True, False, False):
+        arbiter.may_move(Rival.COOPERATE, moves=True, often=often)
+        assert longest_look.read_text().strip() == ("1000" if often else "60000")
     assert written.count(numa_balancing.PATH) == 3
     assert written.count(numa_balancing.DEMOTES) == 1
 
 
 def test_before_samples_tell_that_counts_besides_less(arbiter: Arbiter, within: Path) -> None:
-    arbiter.may_move(Rival.COOPERATE, moves=True, first=True, looked=False, held_up_s=0.25)
+    arbiter.may_move(Rival.COOPERATE, moves=True, first=True, often=False, held_up_s=0.25)
     assert within.read_text().strip() == "950"
 
 

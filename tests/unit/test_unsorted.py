@@ -211,8 +211,13 @@ def test_while_it_looks_first_what_promotions_take_is_added_up() -> None:
     assert over.once_taken_up(FOUND, now_s=5, held_up_s=0.25).held_up_s == 0
 
 
-def test_no_look_at_nobody_is_a_first_one() -> None:
-    assert not looked(Sorting(), OVER, OVER, now_s=1).looked
+def test_the_kernel_looks_often_but_for_first_looks() -> None:
+    new = Sorting().after([], [Pid(1)], now_s=0)
+    assert [Sorting().often, new.often, looked(new, OVER, OVER, now_s=1).often] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_before_samples_tell_it_is_added_up_for_the_first_pages_alone() -> None:

@@ -122,6 +122,11 @@ class Sorting:
         """Whether the kernel is to promote right now."""
         return self.is_due and not self.waits
 
+    @property
+    def often(self) -> bool:
+        """Whether the kernel is to look as often as it can; first looks come by themselves."""
+        return self.looked or not self.came_s
+
     def with_room(self, room: TierRoom, cold_bytes: float | None = None) -> "Sorting":
         """Returns it with what room there is in the fastest tier.
 
@@ -153,7 +158,7 @@ class Sorting:
         is_over = fills or both.candidates < LOOK_OVER * both.faults
         may_wait = self._may_wait(now_s) if self.came_s else fills
         waits = self.waits or (is_over and may_wait)
-        looked = self.looked or (is_over and bool(self.came_s))
+        looked = self.looked or is_over
         lasts = not looked and (self.knows or filling.look_bytes < FIRST_BYTES)
         seen = replace(
             self,
