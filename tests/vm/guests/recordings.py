@@ -18,7 +18,7 @@ RULE = """
 [[target]]
 command = "hotset"
 [policy]
-latency_gap_ns = 400.0  # moves take an emulated CPU twenty times as long
+latency_gap_ns = 4000.0  # an emulated CPU makes a twentieth of the accesses, and moves take longer
 """
 
 
