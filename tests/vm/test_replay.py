@@ -12,8 +12,8 @@ from tierd.observe.moments import load
 from tierd.replay import configured, replay
 
 SECONDS, WITHIN = 60, 0.03
-"""A second recording is made where one does not agree, or has too few hits to tell anything: in two
-of some forty a guest was held up by its host, with 48 and 59 % of hits where all others have 90.
+"""A second recording is made where one does not agree, or has too few hits to tell anything: in one
+of some forty a guest was held up by its host, with 59 % of hits where all others have 90.
 """
 
 

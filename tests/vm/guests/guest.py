@@ -26,9 +26,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 PING_TIMEOUT_S = 60
 """An agent that takes longer for a word has hung; a busy emulated guest takes a few seconds."""
 HANGS_S = 180
-"""A command that takes longer has hung: one of seconds took more than a minute where the host held
-its guest up.
-"""
+"""A command that takes longer has hung. On a slow host one of seconds took more than a minute."""
 
 
 Sink = Callable[[str, bytes], None]
