@@ -107,9 +107,9 @@ class Arbiter:
             wanted |= looks
             wanted[numa_balancing.LIMIT] = str(min(limit, limit_mbps))
             wanted[numa_balancing.PATH] = str(mode | numa_balancing.PROMOTES)
-        was_on = self._promotes()
+        begins = looks is not None and not self._promotes()
         self.held.hold(OWNER, wanted)
-        if self._promotes() and not was_on:
+        if begins:
             log.info("the kernel promotes single pages where it matters, and demotes")
 
     def _looks(self, *, first: bool, often: bool, held_up_s: float) -> dict[str, str]:

@@ -272,18 +272,11 @@ class Daemon:
             )
 
     def _held_up_s(self, passed_s: float) -> float:
-        """Returns for how long of a step of a first look the kernel had a target, at most."""
-        if self.sorting.looked:
-            self.ran = {}
-            return 0.0
-        before, ran = self.ran, {pid: self.machine.cpu_times(pid) for pid in self.watched}
-        self.ran = {pid: times for pid, times in ran.items() if times is not None}
-        each = (
-            held_up_s(before[pid], times, passed_s)
-            for pid, times in self.ran.items()
-            if pid in before
-        )
-        return max(each, default=0.0)
+        """Returns for how long of a step of a first look the kernel had the target it had most."""
+        before, looked = self.ran, self.sorting.looked
+        self.ran = ran = {} if looked else self.machine.cpu_times(self.watched)
+        both = before.keys() & ran.keys()
+        return max((held_up_s(before[pid], ran[pid], passed_s) for pid in both), default=0.0)
 
     def _steer(self, rooms: Sequence[TierRoom], now_s: float, taken_bytes: int) -> None:
         """Places the arenas' blocks with what the targets' pages have left of room and budget."""

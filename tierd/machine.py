@@ -6,6 +6,7 @@ A recording answers the same questions when it is replayed; see tierd/replay.py.
 
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -68,8 +69,8 @@ class Machine(Protocol):
         """Returns what the kernel has done by itself since boot."""
         ...
 
-    def cpu_times(self, pid: Pid) -> CpuTimes | None:
-        """Returns how long a process has run, None once it has exited."""
+    def cpu_times(self, pids: Iterable[Pid]) -> Mapping[Pid, CpuTimes]:
+        """Returns how long each process has run that has not exited."""
         ...
 
 
@@ -126,8 +127,9 @@ class ThisMachine:
             demoted=(found.pgdemote_kswapd or 0) + (found.pgdemote_direct or 0),
         )
 
-    def cpu_times(self, pid: Pid) -> CpuTimes | None:
-        try:
-            return cpu_times(pid)
-        except ProcessLookupError:
-            return None
+    def cpu_times(self, pids: Iterable[Pid]) -> Mapping[Pid, CpuTimes]:
+        found = dict[Pid, CpuTimes]()
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                found[pid] = cpu_times(pid)
+        return found

@@ -224,8 +224,8 @@ class _Played:
     def kernel_moves(self) -> KernelMoves:
         return KernelMoves()  # no kernel sorts pages in a replay
 
-    def cpu_times(self, pid: Pid) -> CpuTimes | None:
-        return None  # likewise
+    def cpu_times(self, pids: Iterable[Pid]) -> Mapping[Pid, CpuTimes]:
+        return {}  # likewise
 
     def locate(
         self,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A machine for the daemon: fakes of its clock, processes, their memory, sampler and mover."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -271,8 +271,8 @@ class Machine:
     def kernel_moves(self) -> KernelMoves:
         return self.kernels
 
-    def cpu_times(self, pid: Pid) -> CpuTimes | None:
-        return self.ran.get(pid)
+    def cpu_times(self, pids: Iterable[Pid]) -> dict[Pid, CpuTimes]:
+        return {pid: self.ran[pid] for pid in pids if pid in self.ran}
 
     def query(self, pid: Pid, folios: NDArray[np.void]) -> None:
         if pid not in self.memory:

@@ -159,6 +159,7 @@ class Sorting:
         may_wait = self._may_wait(now_s) if self.came_s else fills
         waits = self.waits or (is_over and may_wait)
         looked = self.looked or is_over
+        more_s = held_up_s if step.promoted else 0.0
         lasts = not looked and (self.knows or filling.look_bytes < FIRST_BYTES)
         seen = replace(
             self,
@@ -167,7 +168,7 @@ class Sorting:
             waits=waits,
             filling=filling.between_looks() if waits else filling,
             looked=looked,
-            held_up_s=self.held_up_s + (held_up_s if step.promoted else 0.0) if lasts else 0.0,
+            held_up_s=self.held_up_s + more_s if lasts else 0.0,
         )
         return seen._limited()
 
