@@ -16,7 +16,6 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -100,7 +99,7 @@ def all_tried(cells: Sequence[tuple[Load, Contender]], seconds: int) -> Iterator
     left, failed = list(cells), None
     while left:
         try:
-            with boot(slow_node(by_words=True), Kernel.LATEST) as guest:
+            with boot(slow_node(by_words=True, counted=True), Kernel.LATEST) as guest:
                 count_moves(guest)
                 while left:
                     yield tried(guest, *left[0], seconds)
@@ -147,10 +146,10 @@ def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
             samples, steps_per_s = sampled(guest, programs, seconds)
             moved_pages, cpu_percent = Costs.of(guest).since(before)
             came_pages = held_pages(guest) - held
-            last_s = time.monotonic()
+            last_s = guest.uptime_s()
         with by_nobody(guest):
             for program, sample in zip(programs, samples[-1], strict=True):
-                program.skip_to(sample.t + time.monotonic() - last_s + 1)
+                program.skip_to(sample.t + guest.uptime_s() - last_s + 1)
             bare, bare_steps_per_s = sampled(guest, programs, BARE_SECONDS)
     return Run(
         load=load.name,

@@ -103,6 +103,16 @@ def test_a_slow_nodes_kernel_clears_pages_by_words_where_it_is_to() -> None:
         dataclasses.replace(topology.cxl(256), by_words=True)
 
 
+def test_time_goes_by_instructions_where_it_is_to_and_none_is_there_for_real() -> None:
+    counted = topology.slow_node(counted=True)
+    assert counted.name != topology.slow_node().name
+    arguments = accelerator.arguments(kvm=False, counted=counted.counted)
+    assert values(arguments, "-icount") == ["shift=2,sleep=on"]
+    assert values(arguments, "-accel") == ["tcg,thread=single"]  # QEMU counts with no other
+    assert accelerator.arguments(kvm=True, counted=True) == ["-accel", "kvm"]
+    assert accelerator.arguments(kvm=False) == ["-accel", "tcg,thread=multi"]
+
+
 def test_slow_node_is_an_nvdimm_of_node_1() -> None:
     arguments = topology.slow_node(memory_mib=1024, slow_mib=768).arguments()
     assert values(arguments, "-object") == [

@@ -241,7 +241,7 @@ def _command(machine: Machine, scratch: Path, port: int, monitor: int) -> list[s
         command[append] = _into_debian(command[append], machine.debian, machine.kernel)
     return [
         *command,
-        *accelerator.arguments(kvm=machine.kvm),
+        *accelerator.arguments(kvm=machine.kvm, counted=machine.topology.counted),
         *("-chardev", f"socket,id=monitor,fd={monitor}"),
         *("-mon", "chardev=monitor,mode=control"),
         *("-chardev", f"socket,id=agent,fd={port}"),

@@ -55,7 +55,9 @@ class Topology:
     (and `bandwidths` as QEMU takes them) a cxl guest's firmware tells how fast the way to each
     device is, in the devices' order; what is behind it they tell themselves. With `by_words` the
     kernel of a slow-node guest clears and copies pages by words, and not by bytes as TCG does where
-    a CPU is told to be quick at that (docs/decisions/0048).
+    a CPU is told to be quick at that (docs/decisions/0048). `counted` has an emulated guest's time
+    go by the instructions that it runs, so that what takes how long is not its host's doing, and
+    its CPUs take turns (docs/decisions/0063).
     """
 
     kind: Kind
@@ -70,6 +72,7 @@ class Topology:
     latencies_ns: tuple[int, ...] = ()
     bandwidths: tuple[str, ...] = ()
     by_words: bool = False
+    counted: bool = False
 
     def __post_init__(self) -> None:
         wanted = {Kind.CXL: (1, 2), Kind.FLAT: (0,)}.get(self.kind, (1,))
@@ -110,6 +113,8 @@ class Topology:
             parts.append("hmat")
         if self.by_words:
             parts.append("words")
+        if self.counted:
+            parts.append("counted")
         if self.latencies_ns:
             parts.append("+".join(f"{latency}ns" for latency in self.latencies_ns))
         if self.bandwidths:
@@ -176,10 +181,20 @@ def cxl(
     )
 
 
-def slow_node(*, memory_mib: int = 1024, slow_mib: int = 1024, by_words: bool = False) -> Topology:
+def slow_node(
+    *,
+    memory_mib: int = 1024,
+    slow_mib: int = 1024,
+    by_words: bool = False,
+    counted: bool = False,
+) -> Topology:
     """A guest whose NVDIMM is a lower tier at RAM speed."""
     return Topology(
-        kind=Kind.SLOW_NODE, memory_mib=memory_mib, slow_mib=(slow_mib,), by_words=by_words
+        kind=Kind.SLOW_NODE,
+        memory_mib=memory_mib,
+        slow_mib=(slow_mib,),
+        by_words=by_words,
+        counted=counted,
     )
 
 

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Tells how fast a CPU computes, whatever else runs on it: what a program does in a second is held
- * against that where the machine's own speed changes, as an emulated CPU's does with its host's.
+ * against that where the machine's own speed changes, as an emulated CPU's does with its host's, and
+ * with what its other CPUs do where they take turns.
  *
  *   cpu_speed FILE
  *
- * Some twenty times a second it takes a hundred thousand steps, in a table of four pages, and counts
- * the CPU time that they took: a twentieth of an emulated CPU's. FILE has both sums since the start,
- * in a line of fixed length:
+ * Some twenty times a second it takes steps, in a table of four pages, for 2 ms of CPU time, and
+ * counts both: a twentieth of what a CPU has. Each time has as much of it, or slow ones would weigh
+ * more than in what a program does in a second. FILE has both sums since the start, in a line of
+ * fixed length:
  *
  *   00000000000001230000 00000000000012345678
  *   steps                ns
@@ -25,7 +27,8 @@
 #include <unistd.h>
 
 #define TABLE_BYTES (16 << 10)
-#define STEPS 100000
+#define STEPS 2000 /* between two looks at the time: tens of microseconds, a look takes a few */
+#define BURST_NS 2000000
 #define PAUSE_US 50000
 #define LINE_BYTES 42
 
@@ -63,11 +66,13 @@ int main(int argc, char **argv)
 	if (file < 0)
 		error(2, errno, "%s", argv[1]);
 	for (;;) {
-		uint64_t begun_ns = cpu_ns();
+		uint64_t begun_ns = cpu_ns(), took_ns = 0;
 
-		state = step(state);
-		spent_ns += cpu_ns() - begun_ns;
-		steps += STEPS;
+		for (; took_ns < BURST_NS; took_ns = cpu_ns() - begun_ns) {
+			state = step(state);
+			steps += STEPS;
+		}
+		spent_ns += took_ns;
 		snprintf(line, sizeof(line), "%020" PRIu64 " %020" PRIu64 "\n", steps, spent_ns);
 		if (pwrite(file, line, LINE_BYTES, 0) != LINE_BYTES)
 			error(2, errno, "%s", argv[1]);
