@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tierd.config import Rival
+from tierd.decide.unsorted import Look
 from tierd.errors import Conflict, UnsupportedKernel
 from tierd.held import Held
 from tierd.kernel import numa_balancing, text
@@ -14,9 +15,7 @@ from tierd.kernel import numa_balancing, text
 log = logging.getLogger("tierd")
 
 OWNER = "numa_balancing"
-FIRST_LOOK, HELD_UP_MOST = 0.7, 3.0
-"""Of the time in which the kernel takes what is accessed for hot a first look has so much until
-samples tell, and so much more at most where its promotions take a program long."""
+ANY_LOOK = Look()
 LEAVE_OUT = 'leave numa_balancing = "cooperate" out of [conflicts]'
 
 
@@ -40,10 +39,7 @@ class Arbiter:
         *,
         moves: bool,
         rests: bool = False,
-        sorts: bool = True,
-        first: bool = False,
-        often: bool = True,
-        held_up_s: float = 0.0,
+        look: Look | None = ANY_LOOK,
         budget_mbps: float = math.inf,
     ) -> bool:
         """Returns whether tierd may move pages now.
@@ -52,10 +48,7 @@ class Arbiter:
             wanted: what is to be done about the kernel's placement.
             moves: whether tierd is to move any. While it isn't, the machine is left as it is.
             rests: whether it moves none for a while, in which the kernel isn't asked to either.
-            sorts: whether there is anything that the kernel is to promote, beside tierd.
-            first: whether it looks at something of which tierd's own samples tell nothing yet.
-            often: whether it looks as often as it can, as it is not to in a first look.
-            held_up_s: how long promotions of that look have kept a program from its own code.
+            look: how the kernel looks for what it is to promote, beside tierd; None for nothing.
             budget_mbps: the most that the kernel promotes in a second where it is asked to, in MiB.
 
         Raises:
@@ -69,7 +62,7 @@ class Arbiter:
             self._turn_off()
         elif self.cooperates:
             limit_mbps = math.ceil(min(budget_mbps, numa_balancing.MOST_MBPS))
-            looks = self._looks(first=first, often=often, held_up_s=held_up_s) if sorts else None
+            looks = None if look is None else self._looks(look)
             self._turn_on(limit_mbps, looks)
         else:
             self.held.let_go(OWNER)
@@ -112,16 +105,12 @@ class Arbiter:
         if begins:
             log.info("the kernel promotes single pages where it matters, and demotes")
 
-    def _looks(self, *, first: bool, often: bool, held_up_s: float) -> dict[str, str]:
+    def _looks(self, look: Look) -> dict[str, str]:
         """Returns how the kernel is to look, where debugfs tells of that.
 
         After a look by which it took up little it waits twice as long, up to a minute of the
         program's CPU time. That few of its pages were due then says nothing of the others, so it is
         to look as often as it ever does.
-
-        A first look finds what is accessed all the time at once, and lukewarm pages ever after. But
-        where a promotion takes long, hot pages are accessed late since others rise. While it goes
-        on the kernel is not to look often, which has it adapt what counts as hot: that is set here.
         """
         try:
             shortest = self._otherwise(numa_balancing.SHORTEST_LOOK)
@@ -130,12 +119,10 @@ class Arbiter:
         except PermissionError:  # a kernel that is locked down
             return {}
         looks = {}
-        if often and shortest is not None and longest is not None:
+        if look.often and shortest is not None and longest is not None:
             looks[numa_balancing.LONGEST_LOOK] = str(shortest)
-        if within_ms is not None and (first or held_up_s):
-            hot_ms = FIRST_LOOK * within_ms if first else within_ms
-            more_ms = min(1000 * held_up_s, HELD_UP_MOST * within_ms)
-            looks[numa_balancing.HOT_WITHIN] = str(math.ceil(hot_ms + more_ms))
+        if within_ms is not None and look.hot_ms(within_ms) != within_ms:
+            looks[numa_balancing.HOT_WITHIN] = str(look.hot_ms(within_ms))
         return looks
 
     def _promotes(self) -> bool:

@@ -229,9 +229,10 @@ class Daemon:
                 of_single_pages(self.watched[target.pid].pieces, target.ceiling)
                 for target in targets
             ]
-            if self.moved_lately:
-                self.sorting = self.sorting.with_room(self._rooms()[0])
-            self.sorting = self.sorting.once_moved(placed, now_s=begin_s)
+            room = self._rooms()[0] if self.moved_lately else None
+            self.sorting = self.sorting.once_moved(
+                placed, now_s=begin_s, room=room, move_cost_ns=self.cost.page_ns
+            )
         self._zoom(targets, begin_s)
         planned_bytes = int(made.moves["bytes"].sum())
         self._make_room(made.lacks, planned_bytes, begin_s)

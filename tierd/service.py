@@ -51,7 +51,7 @@ _SLOWLY = (
 PAGES_PER_MIB = (1 << 20) // PAGE_BYTES
 STEP_S = 0.1
 """So often it is looked at what the kernel takes up, while it does."""
-_TOLD = attrgetter("lacking_pages", "often", "held_up_s")
+_TOLD = attrgetter("lacking_pages", "look")
 """What of Sorting changes between two rounds, and is told to the kernel."""
 COMMAND_S = 10.0
 """A command waits for so long for the loop: a batch of pages, or a busy machine."""
@@ -269,10 +269,7 @@ class Service:
             settings.conflicts.numa_balancing,
             moves=settings.policy.mode.moves,
             rests=self._rests(),
-            sorts=sorting.promotes,
-            first=not sorting.knows,
-            often=sorting.often,
-            held_up_s=sorting.held_up_s,
+            look=sorting.look,
             budget_mbps=min(settings.migrate.budget_mbps, sorting.lacking_pages / PAGES_PER_MIB),
         )
         self.daemon.sorted_by_kernel = self.arbiter.cooperates

@@ -22,6 +22,7 @@ from tierd.arenas import Arenas
 from tierd.config import Config, Engine
 from tierd.cxl_errors import CxlErrors
 from tierd.daemon import Daemon
+from tierd.decide.unsorted import Sorting
 from tierd.discover import hotplug
 from tierd.discover.hotplug import Hotplug
 from tierd.discover.targets import Finder
@@ -134,7 +135,7 @@ def _set_up(
     may_move = arbiter.may_move(
         settings.conflicts.numa_balancing,
         moves=settings.policy.mode.moves,
-        first=True,
+        look=Sorting().look,
         budget_mbps=settings.migrate.budget_mbps,
     )
     schemes = KernelSchemes(Admin()) if settings.migrate.engine is Engine.DAMOS else None

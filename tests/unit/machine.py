@@ -12,6 +12,7 @@ from tests.unit.world import BASE, snapshot
 from tierd.account import account
 from tierd.config import Config, Rival
 from tierd.daemon import Daemon
+from tierd.decide.unsorted import Look
 from tierd.errors import Conflict
 from tierd.kernel.pressure import Pressure
 from tierd.kernel.process import RANGE, Process
@@ -171,10 +172,7 @@ class Undisputed:
 
     note = None
     rests = False
-    sorts = True
-    first = True
-    often = True
-    held_up_s = 0.0
+    look: Look | None = Look()
     budget_mbps = 0.0
 
     def may_move(
@@ -183,14 +181,10 @@ class Undisputed:
         *,
         moves: bool,
         rests: bool = False,
-        sorts: bool = True,
-        first: bool = False,
-        often: bool = True,
-        held_up_s: float = 0.0,
+        look: Look | None = None,
         budget_mbps: float = 0,
     ) -> bool:
-        self.rests, self.sorts, self.first = rests, sorts, first
-        self.often, self.held_up_s = often, held_up_s
+        self.rests, self.look = rests, look
         self.budget_mbps = budget_mbps
         return moves
 

@@ -2,6 +2,7 @@
 """What the daemon does where the kernel places pages itself."""
 
 import logging
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tierd.arbiter import Arbiter
 from tierd.config import Rival
+from tierd.decide.unsorted import Look
 from tierd.errors import Conflict, UnsupportedKernel
 from tierd.held import Held
 from tierd.journal import Journal
@@ -187,7 +189,7 @@ def test_where_nothing_is_left_to_sort_the_kernel_demotes_alone(
     write(root, before)
     arbiter.may_move(Rival.COOPERATE, moves=True, budget_mbps=64)
     for _ in range(2):
-        assert arbiter.may_move(Rival.COOPERATE, moves=True, sorts=False, budget_mbps=64)
+        assert arbiter.may_move(Rival.COOPERATE, moves=True, look=None, budget_mbps=64)
         assert tiering(root) == (before, "65536", "true")
         assert arbiter.cooperates, "what it has sorted stays as it is"
     arbiter.may_move(Rival.COOPERATE, moves=True, budget_mbps=64)
@@ -246,7 +248,7 @@ def test_the_kernel_looks_often_while_it_sorts(
 ) -> None:
     write(root, "0")
     for sorts, milliseconds in ((True, "1000"), (False, "60000"), (True, "1000")):
-        arbiter.may_move(Rival.COOPERATE, moves=True, sorts=sorts)
+        arbiter.may_move(Rival.COOPERATE, moves=True, look=Look() if sorts else None)
         assert mode(root) == ("2" if sorts else "0")
         assert longest_look.read_text().strip() == milliseconds
     list(journal.undo())
@@ -266,7 +268,7 @@ def test_the_first_look_takes_less_for_hot(
     root: Path, arbiter: Arbiter, journal: Journal, within: Path
 ) -> None:
     for first, milliseconds in ((True, "700"), (False, "1000"), (True, "700"), (True, "700")):
-        arbiter.may_move(Rival.COOPERATE, moves=True, first=first)
+        arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(first=first))
         assert within.read_text().strip() == milliseconds
     list(journal.undo())
     assert within.read_text().strip() == "1000"
@@ -277,12 +279,23 @@ def test_in_a_first_look_what_promotions_take_counts_besides(
 ) -> None:
     """The kernel adapts nothing meanwhile, as it would looking often."""
     for held_up_s, milliseconds in ((0.0, "1000"), (0.35, "1350"), (2.0, "3000"), (60.0, "4000")):
-        arbiter.may_move(Rival.COOPERATE, moves=True, often=False, held_up_s=held_up_s)
+        look = Look(often=False, held_up_s=held_up_s)
+        arbiter.may_move(Rival.COOPERATE, moves=True, look=look)
         assert within.read_text().strip() == milliseconds
         assert longest_look.read_text().strip() == "60000"
-    arbiter.may_move(Rival.COOPERATE, moves=True, often=True)
+    arbiter.may_move(Rival.COOPERATE, moves=True, look=Look())
     assert within.read_text().strip() == "1000"
     assert longest_look.read_text().strip() == "1000"
+
+
+def test_a_later_look_takes_for_hot_what_is_as_hot_as_what_it_is_for(
+    arbiter: Arbiter, within: Path
+) -> None:
+    """It goes up to twice what it is told; a look for colder memory is as it was."""
+    wanted = {30.0: "1000", 1.1: "1000", 1.0: "500", 0.3: "250", 0.25: "125", 0.001: "125"}
+    for within_s, milliseconds in (*wanted.items(), (math.inf, "1000")):
+        arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(within_s=within_s))
+        assert within.read_text().strip() == milliseconds
 
 
 def test_for_a_first_look_the_kernel_forgets_what_it_has_adapted(
@@ -290,14 +303,15 @@ def test_for_a_first_look_the_kernel_forgets_what_it_has_adapted(
 ) -> None:
     """By being turned on again; it demotes all the while."""
     for often in (True, False, False):
-        arbiter.may_move(Rival.COOPERATE, moves=True, often=often)
+        arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(often=often))
         assert longest_look.read_text().strip() == ("1000" if often else "60000")
     assert written.count(numa_balancing.PATH) == 3
     assert written.count(numa_balancing.DEMOTES) == 1
 
 
 def test_before_samples_tell_that_counts_besides_less(arbiter: Arbiter, within: Path) -> None:
-    arbiter.may_move(Rival.COOPERATE, moves=True, first=True, often=False, held_up_s=0.25)
+    look = Look(first=True, often=False, held_up_s=0.25)
+    arbiter.may_move(Rival.COOPERATE, moves=True, look=look)
     assert within.read_text().strip() == "950"
 
 

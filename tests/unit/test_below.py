@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from tests.unit.test_decide import PLACES, POLICY, on_three_tiers, pieces
-from tierd.decide.below import FEW, LUKEWARM, below, cold_bytes, is_spare, lacking_bytes
+from tierd.decide.below import FEW, LUKEWARM, below, cold_bytes, is_spare, lacking
 from tierd.decide.heat import score
 from tierd.decide.worth import hot_from
 from tierd.model import PAGE_BYTES
@@ -106,10 +106,12 @@ def test_what_is_spare_gets_few_accesses_and_each_page_less_than_others(
 
 def test_few_accesses_go_below_once_what_lacks_has_risen() -> None:
     made = pieces((0, 50, HOT, [1]), (50, 30, HOT, [0, 1]), (80, 40, HOT / 50, [0, 1]))
-    assert lacking_bytes(made) == 30 * PAGE_BYTES
+    lacks = lacking(made)
+    assert lacks.bytes == 30 * PAGE_BYTES
+    assert lacks.heat == pytest.approx(HOT, rel=1 / 32)
     made["resident"][1] = made["resident"][0]
     assert below(made) < FEW
-    assert lacking_bytes(made) == 0
+    assert lacking(made) == (0, math.inf)
 
 
 @given(PLACES)
@@ -117,7 +119,9 @@ def test_what_lacks_is_below(places: list[tuple[int, float, int]]) -> None:
     made = on_three_tiers(places)
     size = (made["end"] - made["start"]).astype(np.float64)
     most = float((size * (1 - made["resident"][:, 0])).sum())
-    assert 0 <= lacking_bytes(made) <= most
+    lacks = lacking(made)
+    assert 0 <= lacks.bytes <= most
+    assert (lacks.heat < math.inf) == (lacks.bytes > 0)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from tierd.arbiter import Arbiter
 from tierd.config import Config, ConflictsConfig, Rival
 from tierd.cxl_errors import CxlErrors, Events
 from tierd.decide.filling import Filling
-from tierd.decide.unsorted import Sorting
+from tierd.decide.unsorted import Look, Sorting
 from tierd.discover.hotplug import Hotplug
 from tierd.discover.targets import Finder
 from tierd.drains import Drains
@@ -227,10 +227,10 @@ def test_the_kernel_promotes_no_pages_while_moves_are_the_operators(service: Ser
 def test_the_kernel_is_to_sort_what_is_left(service: Service) -> None:
     arbiter = cast(Undisputed, service.arbiter)
     service.follow_rival()
-    assert arbiter.sorts
+    assert arbiter.look is not None
     service.daemon.sorting = Sorting(is_due=False)
     service.follow_rival()
-    assert not arbiter.sorts
+    assert arbiter.look is None
 
 
 def test_the_kernels_first_look_is_one_before_samples_tell(service: Service) -> None:
@@ -238,7 +238,8 @@ def test_the_kernels_first_look_is_one_before_samples_tell(service: Service) -> 
     for knows in (False, True):
         service.daemon.sorting = Sorting(knows=knows)
         service.follow_rival()
-        assert arbiter.first is not knows
+        assert arbiter.look is not None
+        assert arbiter.look.first is not knows
 
 
 def test_of_its_first_look_it_is_told_what_that_takes_the_program(
@@ -261,14 +262,18 @@ def test_of_its_first_look_it_is_told_what_that_takes_the_program(
             machine.ran[pid] = CpuTimes(ran[pid].user_s + user_s, ran[pid].kernel_s + kernel_s)
         step = KernelMoves(faults=200, candidates=found, promoted=found)
         machine.kernels = KernelMoves(*map(sum, zip(machine.kernels, step, strict=True)))
-        told.append(arbiter.held_up_s)
+        told.append(held_up_s())
         return False
+
+    def held_up_s() -> float:
+        assert arbiter.look is not None
+        return arbiter.look.held_up_s
 
     service.waited(4 * STEP_S, stop_asked)
     assert told == pytest.approx([0, 0, 0.08, 0.16, 0.24]), "the first step has none before it"
     found = 0
     service.waited(4 * STEP_S, stop_asked)
-    assert (arbiter.often, arbiter.held_up_s) == (True, 0)
+    assert (arbiter.look, held_up_s()) == (daemon.sorting.look, 0)
 
 
 def test_the_kernel_promotes_no_more_than_has_to_rise(service: Service) -> None:
@@ -278,7 +283,7 @@ def test_the_kernel_promotes_no_more_than_has_to_rise(service: Service) -> None:
     for mib, told_mbps in ((math.inf, most_mbps), (2 * most_mbps, most_mbps), (10, 10)):
         service.daemon.sorting = Sorting(lacking_pages=mib * PAGES_PER_MIB)
         service.follow_rival()
-        assert (arbiter.sorts, arbiter.budget_mbps) == (True, told_mbps)
+        assert (arbiter.look, arbiter.budget_mbps) == (Look(first=True), told_mbps)
 
 
 def test_the_kernels_looks_are_followed_between_rounds(service: Service, machine: Machine) -> None:
@@ -297,7 +302,7 @@ def test_the_kernels_looks_are_followed_between_rounds(service: Service, machine
 
     assert not service.waited(1.0, stop_asked)
     assert waited == [*[STEP_S] * 4, pytest.approx(1.0 - 4 * STEP_S)]
-    assert not cast(Undisputed, service.arbiter).sorts
+    assert cast(Undisputed, service.arbiter).look is None
     assert service.waited(1.0, lambda for_s: for_s == 1.0)
 
 

@@ -18,8 +18,10 @@ from tierd.decide.unsorted import (
     RESTS_MOST_S,
     RESTS_S,
     SETTLES_S,
+    STRAY,
     WAITS_MOST_S,
     YOUNG_S,
+    Look,
     Sorting,
 )
 from tierd.model import PAGE_BYTES, KernelMoves, Pid, Target, TierRoom
@@ -213,11 +215,62 @@ def test_while_it_looks_first_what_promotions_take_is_added_up() -> None:
 
 def test_the_kernel_looks_often_but_for_first_looks() -> None:
     new = Sorting().after([], [Pid(1)], now_s=0)
-    assert [Sorting().often, new.often, looked(new, OVER, OVER, now_s=1).often] == [
-        True,
-        False,
-        True,
-    ]
+    assert Sorting().look == Look(first=True)
+    assert new.look == Look(first=True, often=False)
+    waiting = looked(new, OVER, OVER, now_s=1)
+    assert waiting.look is None
+    assert waiting.after([UNSORTED], [Pid(1)], now_s=2).look == Look()
+
+
+def test_a_turn_waits_for_a_target_that_accesses_nothing_yet() -> None:
+    """A server that is up before its clients are; for minutes, as the kernel sorts for nobody."""
+    idle = target((0, 5, HOT, [0, 1]), (5, 95, 0.0, [0, 1]))
+    first = Sorting().after([], [idle.pid], now_s=0)
+    for now_s, goes_on in ((YOUNG_S, True), (NOBODY_S - 1, True), (NOBODY_S, False)):
+        later = first.after([idle], [idle.pid], now_s=now_s)
+        assert (later.promotes, later.knows) == (goes_on, False)
+        assert later.once_moved([idle.pieces], now_s=now_s).promotes is goes_on
+    known = first.after([idle], [idle.pid], now_s=60).after([UNSORTED], [idle.pid], now_s=61)
+    assert (known.promotes, known.knows) == (True, True)
+    assert not known.after([idle], [idle.pid], now_s=62).is_due
+    at_rest = seen(SORTED)
+    assert not at_rest.after([idle], [idle.pid], now_s=100).is_due
+
+
+def test_a_look_waits_for_the_next_round_once_it_has_taken_up_what_had_to_rise() -> None:
+    """The kernel begins to count anew each second, and a look may go on for some."""
+    first = Sorting().after([], [Pid(1)], now_s=0).after([UNSORTED], [Pid(1)], now_s=2)
+    known = first.once_moved([UNSORTED.pieces], now_s=2)
+    assert known.lacking_pages == 100
+    some = KernelMoves(faults=60, candidates=60, promoted=60)
+    assert looked(known, some, now_s=2.1).promotes
+    risen = looked(known, some, some, now_s=2.2)
+    assert (risen.is_due, risen.promotes) == (True, False)
+    again = risen.after([UNSORTED], [Pid(1)], now_s=3).once_moved([UNSORTED.pieces], now_s=3)
+    assert (again.promotes, again.lacking_pages) == (True, 100), "samples tell of more"
+
+
+def test_a_few_stray_faults_are_no_look() -> None:
+    new = Sorting().with_room(roomy(1000)).after([], [Pid(1)], now_s=0)
+    stray = KernelMoves(faults=STRAY - 1)
+    assert not looked(new, stray, now_s=1).looked
+    assert looked(new, stray, KernelMoves(faults=1), now_s=1).looked
+
+
+def test_a_later_look_is_for_memory_as_hot_as_what_has_to_rise() -> None:
+    """Three accesses of its coldest page are nearly sure to be one at least."""
+    some = target((0, 20, 2 * HOT, [0, 1]), (20, 100, HOT / 1000, [0, 1]))
+    new = Sorting().after([], [some.pid], now_s=0).after([some], [some.pid], now_s=2)
+    assert new.once_moved([some.pieces], now_s=2).look == Look(often=False), "its first goes on"
+    later = looked(new, OVER, OVER, now_s=2).once_moved([some.pieces], now_s=2)
+    assert later.look is not None
+    assert later.look.within_s == pytest.approx(3 / 20 + 20 * 100e-6, rel=1 / 32)
+    both = later.once_moved([some.pieces, UNSORTED.pieces], now_s=2).look
+    assert both is not None
+    assert both.within_s == pytest.approx(3 / 10 + 120 * 100e-6, rel=1 / 32), "of all targets"
+    slow = later.once_moved([some.pieces], now_s=2, move_cost_ns=1e6).look
+    assert slow is not None
+    assert slow.within_s == pytest.approx(3 / 20 + 20 * 2e-3, rel=1 / 32), "what it promotes late"
 
 
 def test_before_samples_tell_it_is_added_up_for_the_first_pages_alone() -> None:
@@ -310,20 +363,26 @@ def test_a_look_ends_before_the_room_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "least"), [((FOUND, OVER), 50), ((FOUND,), 10), ((EXCHANGED,), 10)]
+    ("steps", "least", "others_stay"),
+    [((FOUND, OVER), 50, True), ((FOUND,), 10, True), ((EXCHANGED,), 10, False)],
 )
 def test_where_there_was_room_the_tier_is_full_once_there_is_none(
-    steps: Sequence[KernelMoves], least: int
+    steps: Sequence[KernelMoves], least: int, others_stay: bool
 ) -> None:
-    """Not yet when some make way: page cache does too. A look that goes on ends with the room."""
+    """Not yet when some make way: page cache does too. A look that goes on ends with the room.
+
+    What is cold is room until others make way: the kernel does not know which are as cold.
+    """
     new = Sorting().with_room(roomy(1000)).after([], [WARM.pid], now_s=0)
     known = new.after([WARM], [WARM.pid], now_s=1).after([WARM], [WARM.pid], now_s=2)
     filled = looked(known, *steps, now_s=3)
     for free, goes_on in (least, False), (least + 1, True):
         after = filled.with_room(roomy(free)).after([WARM], [WARM.pid], now_s=3)
         assert (after.is_due, after.is_filled) == (goes_on, not goes_on)
-        for beside in (roomy(free - 5), 5 * PAGE_BYTES), (roomy(free - 5, 5),):
-            assert filled.with_room(*beside).after([WARM], [WARM.pid], now_s=3).is_due is goes_on
+        cached = filled.with_room(roomy(free - 5, 5))
+        assert cached.after([WARM], [WARM.pid], now_s=3).is_due is goes_on
+        cold = filled.with_room(roomy(free - 5), 5 * PAGE_BYTES)
+        assert cold.after([WARM], [WARM.pid], now_s=3).is_due is (goes_on and others_stay)
 
 
 def test_before_samples_tell_the_tier_is_full_where_others_make_way() -> None:
@@ -331,6 +390,19 @@ def test_before_samples_tell_the_tier_is_full_where_others_make_way() -> None:
     for free, step, goes_on in (50, FOUND, True), (51, EXCHANGED, True), (10, EXCHANGED, False):
         filled = looked(new, step, now_s=0.5).with_room(roomy(free))
         assert filled.after([], [WARM.pid], now_s=1).is_due is goes_on
+
+
+def test_what_tierd_has_moved_itself_takes_room_from_the_kernel() -> None:
+    """For good, as what has been demoted for it then makes no new room either."""
+    new = Sorting().with_room(roomy(1000)).after([], [WARM.pid], now_s=0)
+    known = looked(new, OVER, OVER, now_s=0.1).after([WARM], [WARM.pid], now_s=2)
+    assert known.once_moved([WARM.pieces], now_s=2).filling.left_bytes == 1000 * PAGE_BYTES
+    moved = known.once_moved([WARM.pieces], now_s=2, room=roomy(300))
+    assert moved.with_room(roomy(600)).filling.left_bytes == 300 * PAGE_BYTES
+    freed = known.once_moved([WARM.pieces], now_s=2, room=roomy(1200)).filling
+    assert freed.left_bytes == 1000 * PAGE_BYTES, "it has moved some down"
+    anew = replace(known, filling=known.filling.in_later_turn())
+    assert anew.once_moved([WARM.pieces], now_s=2, room=roomy(300)).filling.left_bytes is None
 
 
 def test_what_is_demoted_for_it_makes_no_new_room() -> None:

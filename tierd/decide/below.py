@@ -5,6 +5,7 @@ How often the hottest pages are accessed counts for no more than that of others:
 accesses all the time, its code and its tables, would hide that all its data are below.
 """
 
+import math
 from collections.abc import Callable
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
@@ -31,6 +32,14 @@ _ROWS = 8192
 Singles: TypeAlias = NDArray[np.float32]
 
 
+class Lacking(NamedTuple):
+    """Memory of a target that has to rise until few of its accesses go below."""
+
+    bytes: float
+    heat: float
+    """From which on it has half of the accesses of all of it; infinite where there is none."""
+
+
 class _Bins(NamedTuple):
     """Memory by its heat, which is told to three percent: floats from 0 on are as their bits."""
 
@@ -41,26 +50,35 @@ class _Bins(NamedTuple):
     """In a second."""
 
 
-def below(pieces: NDArray[np.void]) -> float:
+def below(pieces: NDArray[np.void], *, idle: float = 0.0) -> float:
     """Returns the share of a target's accesses that go below the fastest tier now, 0 to 1.
 
     Those count among them of which it is not known where they go. Of a piece on several tiers the
     hottest pages are taken to be in the fastest, as steps.times_the_mean() has it: with the share
     `f` there, `(1 - f)^2` of its accesses go below.
+
+    Args:
+        pieces: the target's.
+        idle: what to return where there are none: it accesses less than a tenth of its memory.
     """
     bins, present, lies_below = _sorted(pieces, itemgetter("short"))
     total = float(bins.accesses.sum())
     if not total:
-        return 0.0
+        return idle
     share = np.divide(lies_below, np.maximum(present, 1), dtype=np.float32)
     return float((_by_bin(bins, lies_below * share) * bins.heat).sum()) / total
 
 
-def lacking_bytes(pieces: NDArray[np.void]) -> float:
-    """Returns how much of a target has to rise until few of its accesses go below."""
+def lacking(pieces: NDArray[np.void]) -> Lacking:
+    """Returns what of a target has to rise until few of its accesses go below."""
     bins, _, lies_below = _sorted(pieces, score)
     below_bytes = _by_bin(bins, lies_below)
-    return float(below_bytes[~_few(bins, below_bytes)].sum())
+    has_to = np.where(_few(bins, below_bytes), 0.0, below_bytes)
+    no_hotter = np.cumsum(has_to * bins.heat)
+    if not len(no_hotter) or not no_hotter[-1]:
+        return Lacking(bytes=0.0, heat=math.inf)
+    half = np.searchsorted(no_hotter, no_hotter[-1] / 2)
+    return Lacking(bytes=float(has_to.sum()), heat=float(bins.heat[half]))
 
 
 def cold_bytes(pieces: NDArray[np.void], ceiling: float, policy: Policy) -> float:

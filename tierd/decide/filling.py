@@ -38,41 +38,50 @@ class Filling:
         """What nobody uses now, page cache that is inactive among it."""
         return self.room.free_bytes + self.room.cache_bytes
 
-    def fillable_bytes(self, *, knows: bool) -> float:
+    def fillable_bytes(self, *, with_cold: bool) -> float:
         """What the kernel may fill, infinite where there was no room.
 
         Args:
-            knows: whether samples tell of all targets, and of what is cold.
+            with_cold: whether what is cold is to make way for it, so far as samples tell.
         """
         if self.left_bytes is None:
             return math.inf
-        return min(self.left_bytes, self.unused_bytes) + (self.cold_bytes if knows else 0.0)
+        return min(self.left_bytes, self.unused_bytes) + (self.cold_bytes if with_cold else 0.0)
 
     @property
     def look_pages(self) -> float:
         """What a look may take up once samples tell; the kernel counts what it has so far."""
-        return (self.fillable_bytes(knows=True) + self.look_bytes) / PAGE_BYTES
+        return (self.fillable_bytes(with_cold=True) + self.look_bytes) / PAGE_BYTES
 
     def is_full(self, *, knows: bool, displaces: bool) -> bool:
         """Whether next to nothing of the room is left.
 
         Args:
-            knows: as fillable_bytes() takes it.
+            knows: whether samples tell of all targets.
             displaces: whether others make way for what the kernel takes up. That is enough where
-                there was no room, or samples do not tell.
+                there was no room. Where there was, what is cold is room no more: the kernel does
+                not know that it is, and has others make way as well.
         """
         if self.left_bytes is None:
             return displaces
         least = LEAST_LEFT if self.look_bytes else LEAST_ROOM
         least_bytes = least * self.room.headroom_bytes
         if knows:
-            return self.fillable_bytes(knows=True) <= least_bytes
+            return self.fillable_bytes(with_cold=not displaces) <= least_bytes
         return displaces and self.room.free_bytes <= least_bytes
 
     def with_room(self, room: TierRoom, cold_bytes: float | None) -> "Filling":
         """Returns it with the room as it is seen now, and what may make way, if that is told."""
         cold = self.cold_bytes if cold_bytes is None else cold_bytes
         return replace(self, room=room, cold_bytes=cold)
+
+    def once_moved(self, room: TierRoom) -> "Filling":
+        """Returns it with the room as tierd has left it by its own moves, which is no more."""
+        seen = replace(self, room=room)
+        if self.left_bytes is None:
+            return seen
+        taken_bytes = max(self.unused_bytes - seen.unused_bytes, 0)
+        return replace(seen, left_bytes=max(self.left_bytes - taken_bytes, 0))
 
     def between_looks(self) -> "Filling":
         """Returns it once a look is over."""

@@ -15,8 +15,9 @@ While there is no target the kernel sorts too, since its first look at one that 
 it is seen. But every other program pays for that, so it does for some minutes only.
 
 A later look is for the hot pages alone that samples tell of: as many as have to rise until few
-accesses go below, since a look finds the hottest first. Where there was room when the target came,
-they are no more than what is left of it, and a first look ends before it is full (filling.py).
+accesses go below, since a look finds the hottest first, and such as are as hot. Where there was
+room when the target came, they are no more than what is left of it, and a first look ends before it
+is full (filling.py).
 
 Once it has filled the fastest tier, it takes up what is accessed for what was not lately, and goes
 on so for ever where more is warm than finds room. So it rests then too, and has another turn ever
@@ -34,13 +35,13 @@ unless they are accessed all the time.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.decide.below import FEW, below, lacking_bytes
+from tierd.decide.below import FEW, below, lacking
 from tierd.decide.filling import Filling
 from tierd.decide.heat import score
 from tierd.decide.worth import NEAR_CEILING, is_unsure
@@ -59,6 +60,8 @@ RESTS_S, RESTS_MOST_S = 240.0, 600.0
 A turn has cost programs two seconds of their accesses, which is to be less than 1 % of the time."""
 LOOK_OVER = 0.1
 """A look of the kernel's is over once fewer of its faults than this share are for hot pages."""
+STRAY = 50
+"""Fewer faults than this in a round are none of a look, which unmaps memory by megabytes."""
 WAITS_MOST_S = 3.0
 """For so long the next one waits for a target's samples."""
 DISPLACES = 0.5
@@ -72,14 +75,63 @@ SETTLES_S = 10.0
 FIRST_BYTES = 64 << 20
 """So much it may take up before samples tell, however long promotions take."""
 NOBODY_S = 300.0
-"""For so long it sorts where no target is."""
+"""For so long it sorts where no target is, or none that accesses anything."""
 FIRST_S = 60.0
 """So old a target has to be for regions of which few pages may be hot to take free room.
 
 The longest period of the kernel's looks by itself (numa_balancing/scan_period_max_ms). But of
 mappings that a program does not access it looks at one in each, before it begins again."""
 
+FIRST_LOOK, HELD_UP_MOST = 0.7, 3.0
+"""Of the time in which the kernel takes what is accessed for hot a first look has so much until
+samples tell, and so much more at most where its promotions take a program long."""
+SEEN = 3.0
+"""Of memory that is accessed so often on average 95 % is accessed at all."""
+PROMOTION, PROMOTION_LEAST_NS = 2.0, 100_000.0
+"""So many times what moving a page takes, a fault does that has it promoted, and so long at least:
+5 µs on a server, but 100 where CPUs are emulated, and what moves take is not known at first."""
+HALVED_MOST = 3
+
 NOTHING = KernelMoves()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """How the kernel is to look for what it promotes.
+
+    A first look finds what is accessed all the time at once, and lukewarm pages ever after. But
+    where a promotion takes long, hot pages are accessed late since others rise. While it goes on
+    the kernel is not to look often, which has it adapt what counts as hot: that is set here.
+
+    Later ones are for pages of which samples tell how hot they are, and find as many lukewarm ones
+    for each second that counts.
+
+    Args:
+        first: whether tierd's own samples tell nothing yet of what it looks at.
+        often: whether it looks as often as it can, as it is not to in a first look.
+        held_up_s: how long promotions of a first look have kept a program from its own code.
+        within_s: within so long what a later look is for is accessed.
+    """
+
+    first: bool = False
+    often: bool = True
+    held_up_s: float = 0.0
+    within_s: float = math.inf
+
+    def hot_ms(self, set_ms: int) -> int:
+        """Returns how soon after it was unmapped memory is to be accessed to be hot.
+
+        Of a later look half of it: the kernel goes up to twice what it is told where it finds
+        little (kernel/sched/fair.c: numa_promotion_adjust_threshold).
+
+        Args:
+            set_ms: what the kernel takes for that by itself.
+        """
+        if self.first or self.held_up_s:
+            more_ms = min(1000 * self.held_up_s, HELD_UP_MOST * set_ms)
+            return math.ceil((FIRST_LOOK if self.first else 1.0) * set_ms + more_ms)
+        halves = (set_ms >> halved for halved in range(HALVED_MOST, 0, -1))
+        return next((half for half in halves if half >= 500 * self.within_s), set_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +143,10 @@ class Sorting:
     last turn ended with a full tier, infinite while it is not known, 0 where it ended with few; and
     `rests_s` how long the kernel rests then. `is_filled` is whether it has filled the tier by
     targets of which some are left, and more than few went below ever since. `waits` is whether its
-    next look does, for what samples tell of a new target, or for one that is not seen yet, and
-    `knows` whether they do; `taken` is what it has done since the last round, and `last` in the
-    last step of that. As samples have it `lacking_pages` have to rise, infinitely many while they
-    tell nothing.
+    next look does, for what samples tell of a new target, for one that is not seen yet, or for the
+    next round, and `knows` whether they do; `taken` is what it has done since the last round, and
+    `last` in the last step of that. As samples have it `lacking_pages` have to rise, infinitely
+    many while they tell nothing, and a look for these finds them within `within_s`.
 
     `filling` is what it may fill of the room there was when the last target came, in the first turn
     since, or of what there is while there is none; `looked` is whether a look of that turn is over,
@@ -113,6 +165,7 @@ class Sorting:
     taken: KernelMoves = NOTHING
     last: KernelMoves = NOTHING
     lacking_pages: float = math.inf
+    within_s: float = math.inf
     filling: Filling = field(default_factory=Filling)
     looked: bool = False
     held_up_s: float = 0.0
@@ -123,9 +176,16 @@ class Sorting:
         return self.is_due and not self.waits
 
     @property
-    def often(self) -> bool:
-        """Whether the kernel is to look as often as it can; first looks come by themselves."""
-        return self.looked or not self.came_s
+    def look(self) -> Look | None:
+        """How the kernel is to look; None where it is not to promote."""
+        if not self.promotes:
+            return None
+        return Look(
+            first=not self.knows,
+            often=self.looked or not self.came_s,  # first looks come by themselves
+            held_up_s=self.held_up_s,
+            within_s=self.within_s if self.looked else math.inf,
+        )
 
     def with_room(self, room: TierRoom, cold_bytes: float | None = None) -> "Sorting":
         """Returns it with what room there is in the fastest tier.
@@ -143,7 +203,8 @@ class Sorting:
 
         A look is over once there are faults, and no pages among them any more that were accessed
         soon enough after they were unmapped, or no room for another step. The next one waits where
-        a target is new, or may be, since the first look at it begins before it is seen.
+        a target is new, or may be, since the first look at it begins before it is seen; and for a
+        round once all has risen that had to, since the kernel's limit begins anew each second.
 
         Args:
             step: what it has done since it was last asked, a fraction of a second ago.
@@ -152,18 +213,21 @@ class Sorting:
         """
         if not self.is_due:
             return self
-        both, promoted_bytes = _sum(self.last, step), step.promoted * PAGE_BYTES
+        both, taken = _sum(self.last, step), _sum(self.taken, step)
+        promoted_bytes = step.promoted * PAGE_BYTES
         filling = self.filling.after(promoted_bytes)
-        fills = promoted_bytes > filling.fillable_bytes(knows=self.knows)
-        is_over = fills or both.candidates < LOOK_OVER * both.faults
+        fills = promoted_bytes > filling.fillable_bytes(with_cold=self.knows)
+        ends = both.candidates < LOOK_OVER * both.faults and taken.faults >= STRAY
+        has_risen = self.knows and filling.look_bytes >= self.lacking_pages * PAGE_BYTES
+        is_over = fills or ends or has_risen
         may_wait = self._may_wait(now_s) if self.came_s else fills
-        waits = self.waits or (is_over and may_wait)
+        waits = self.waits or has_risen or (is_over and may_wait)
         looked = self.looked or is_over
         more_s = held_up_s if step.promoted else 0.0
         lasts = not looked and (self.knows or filling.look_bytes < FIRST_BYTES)
         seen = replace(
             self,
-            taken=_sum(self.taken, step),
+            taken=taken,
             last=step,
             waits=waits,
             filling=filling.between_looks() if waits else filling,
@@ -196,9 +260,9 @@ class Sorting:
             watched: all that there are.
             now_s: the instant.
         """
-        share = _most_below(target.pieces for target in targets)
-        many_s = min(self.many_s, now_s) if share > MANY else math.inf
         came_s = {pid: self.came_s.get(pid, now_s) for pid in watched}
+        share = replace(self, came_s=came_s)._below([target.pieces for target in targets], now_s)
+        many_s = min(self.many_s, now_s) if share > MANY else math.inf
         alone_s = math.inf if came_s else min(self.alone_s, now_s)
         seen = replace(self, many_s=many_s, came_s=came_s, alone_s=alone_s)
         if came_s.keys() - self.came_s.keys():
@@ -241,7 +305,14 @@ class Sorting:
             looked=has_looked,
         )
 
-    def once_moved(self, placed: Sequence[NDArray[np.void]], *, now_s: float) -> "Sorting":
+    def once_moved(
+        self,
+        placed: Sequence[NDArray[np.void]],
+        *,
+        now_s: float,
+        room: TierRoom | None = None,
+        move_cost_ns: float = 0.0,
+    ) -> "Sorting":
         """Returns what becomes of it once regions were moved.
 
         A turn ends with that, or has fewer pages to find: the kernel's next look would find little
@@ -250,14 +321,24 @@ class Sorting:
         Args:
             placed: the pieces of each of the same targets as they lie now.
             now_s: the instant that after() was told.
+            room: of the fastest tier now; None where nothing was moved.
+            move_cost_ns: what moving a page takes.
         """
         if not self.is_due:
             return self
-        moved = self._goes_on(_most_below(placed), now_s, is_full=False)
+        filling = self.filling if room is None else self.filling.once_moved(room)
+        share = self._below(placed, now_s)
+        moved = replace(self, filling=filling)._goes_on(share, now_s, is_full=False)
         if not moved.knows:
-            return replace(moved, lacking_pages=math.inf)
-        lacking = sum(map(lacking_bytes, placed)) + self.filling.look_bytes
-        return replace(moved, lacking_pages=lacking / PAGE_BYTES)._limited()
+            return replace(moved, lacking_pages=math.inf, within_s=math.inf)
+        each = list(map(lacking, placed))
+        pages = sum(of_it.bytes for of_it in each) / PAGE_BYTES
+        seen_s = SEEN / (min(of_it.heat for of_it in each) * PAGE_BYTES)
+        return replace(
+            moved,
+            lacking_pages=pages + filling.look_bytes / PAGE_BYTES,
+            within_s=seen_s + pages * max(PROMOTION * move_cost_ns, PROMOTION_LEAST_NS) / 1e9,
+        )._limited()
 
     def _goes_on(self, share: float, now_s: float, *, is_full: bool) -> "Sorting":
         """Ends a turn with few accesses below, or once the tier is full.
@@ -280,6 +361,18 @@ class Sorting:
             rests_s=rests_s,
         )
 
+    def _below(self, placed: Sequence[NDArray[np.void]], now_s: float) -> float:
+        """Returns the most that go below of any target, infinite while nothing tells.
+
+        A turn does not end with targets that access next to nothing yet, but like one that none
+        comes to.
+        """
+        most = max((below(pieces, idle=-1.0) for pieces in placed), default=math.inf)
+        if most >= 0:
+            return most
+        is_new = now_s - max(self.came_s.values(), default=now_s) < NOBODY_S
+        return math.inf if self.is_due and not self.knows and is_new else 0.0
+
     def _knows(self, share: float, now_s: float) -> bool:
         """Whether samples tell of all targets."""
         return share < math.inf and now_s - max(self.came_s.values()) >= YOUNG_S
@@ -295,7 +388,9 @@ class Sorting:
         if now_s - self.many_s < waits_s:
             return replace(self, left=left)
         filling = self.filling.in_later_turn()
-        return replace(self, is_due=True, filling=filling, left=left, lacking_pages=math.inf)
+        return replace(
+            self, is_due=True, filling=filling, left=left, lacking_pages=math.inf, within_s=math.inf
+        )
 
     def leaves(self, target: Target) -> Flags:
         """Tells which pieces are left to the kernel, in a turn and in a tier that it has filled.
@@ -321,8 +416,3 @@ class Sorting:
 
 def _sum(one: KernelMoves, other: KernelMoves) -> KernelMoves:
     return KernelMoves(*map(sum, zip(one, other, strict=True)))
-
-
-def _most_below(each: Iterable[NDArray[np.void]]) -> float:
-    """Returns the most that go below of any target, infinite where there is none."""
-    return max(map(below, each), default=math.inf)
