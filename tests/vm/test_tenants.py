@@ -41,17 +41,20 @@ def test_a_guarantee_is_kept_while_a_neighbour_thrashes(guest: Guest) -> None:
         ):
             arrived = next((s for s in db.samples(ARRIVE_S) if s.hot_share >= 0.98), None)
             assert arrived is not None, running.status
-            held, followed = list[float](), list[float]()
-            for _ in range(WINDOWS):
-                batch.move_window()
-                both = zip(db.samples(EACH_MOST_S), batch.samples(EACH_MOST_S), strict=False)
-                for second, (kept, moved) in enumerate(both):
-                    held.append(kept.hot_share)
-                    followed.append(moved.hot_share)
-                    if second >= EACH_S and moved.hot_share > MOST:
-                        break
+            held, followed = zip(*thrashing(db, batch), strict=True)
             assert min(held) >= 0.98, (held, running.status)
             assert max(followed) > MOST, "the neighbour did ask for the memory"
+
+
+def thrashing(db: Hotset, batch: Hotset) -> Iterator[tuple[float, float]]:
+    """Yields what share of its hot window each has in a second, while the neighbour's moves."""
+    for _ in range(WINDOWS):
+        batch.move_window()
+        both = zip(db.samples(EACH_MOST_S), batch.samples(EACH_MOST_S), strict=False)
+        for second, (kept, moved) in enumerate(both):
+            yield kept.hot_share, moved.hot_share
+            if second >= EACH_S and moved.hot_share > MOST:
+                break
 
 
 @contextmanager
