@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tierd.config import Rival
-from tierd.decide.unsorted import Look
+from tierd.decide.look import Look
 from tierd.errors import Conflict, UnsupportedKernel
 from tierd.held import Held
 from tierd.kernel import numa_balancing, text
@@ -121,8 +121,8 @@ class Arbiter:
         looks = {}
         if look.often and shortest is not None and longest is not None:
             looks[numa_balancing.LONGEST_LOOK] = str(shortest)
-        if within_ms is not None and look.hot_ms(within_ms) != within_ms:
-            looks[numa_balancing.HOT_WITHIN] = str(look.hot_ms(within_ms))
+        if within_ms is not None and (hot_ms := look.hot_ms(within_ms)) != within_ms:
+            looks[numa_balancing.HOT_WITHIN] = str(hot_ms)
         return looks
 
     def _promotes(self) -> bool:

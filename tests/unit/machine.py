@@ -12,7 +12,7 @@ from tests.unit.world import BASE, snapshot
 from tierd.account import account
 from tierd.config import Config, Rival
 from tierd.daemon import Daemon
-from tierd.decide.unsorted import Look
+from tierd.decide.look import Look
 from tierd.errors import Conflict
 from tierd.kernel.pressure import Pressure
 from tierd.kernel.process import RANGE, Process

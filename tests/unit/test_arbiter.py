@@ -10,7 +10,7 @@ import pytest
 
 from tierd.arbiter import Arbiter
 from tierd.config import Rival
-from tierd.decide.unsorted import Look
+from tierd.decide.look import Look
 from tierd.errors import Conflict, UnsupportedKernel
 from tierd.held import Held
 from tierd.journal import Journal

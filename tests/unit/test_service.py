@@ -35,7 +35,8 @@ from tierd.arbiter import Arbiter
 from tierd.config import Config, ConflictsConfig, Rival
 from tierd.cxl_errors import CxlErrors, Events
 from tierd.decide.filling import Filling
-from tierd.decide.unsorted import Look, Sorting
+from tierd.decide.look import Look
+from tierd.decide.unsorted import Sorting
 from tierd.discover.hotplug import Hotplug
 from tierd.discover.targets import Finder
 from tierd.drains import Drains

@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.test_decide import pieces, rooms
 from tierd.decide.below import below
+from tierd.decide.look import Look
 from tierd.decide.unsorted import (
     FIRST_BYTES,
     FIRST_S,
@@ -21,7 +22,6 @@ from tierd.decide.unsorted import (
     STRAY,
     WAITS_MOST_S,
     YOUNG_S,
-    Look,
     Sorting,
 )
 from tierd.model import PAGE_BYTES, KernelMoves, Pid, Target, TierRoom

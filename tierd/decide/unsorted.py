@@ -44,6 +44,7 @@ from numpy.typing import NDArray
 from tierd.decide.below import FEW, below, lacking
 from tierd.decide.filling import Filling
 from tierd.decide.heat import score
+from tierd.decide.look import Look
 from tierd.decide.worth import NEAR_CEILING, is_unsure
 from tierd.model import PAGE_BYTES, Flags, KernelMoves, Pid, Target, TierRoom
 
@@ -82,56 +83,13 @@ FIRST_S = 60.0
 The longest period of the kernel's looks by itself (numa_balancing/scan_period_max_ms). But of
 mappings that a program does not access it looks at one in each, before it begins again."""
 
-FIRST_LOOK, HELD_UP_MOST = 0.7, 3.0
-"""Of the time in which the kernel takes what is accessed for hot a first look has so much until
-samples tell, and so much more at most where its promotions take a program long."""
 SEEN = 3.0
 """Of memory that is accessed so often on average 95 % is accessed at all."""
 PROMOTION, PROMOTION_LEAST_NS = 2.0, 100_000.0
 """So many times what moving a page takes, a fault does that has it promoted, and so long at least:
 5 µs on a server, but 100 where CPUs are emulated, and what moves take is not known at first."""
-HALVED_MOST = 3
 
 NOTHING = KernelMoves()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """How the kernel is to look for what it promotes.
-
-    A first look finds what is accessed all the time at once, and lukewarm pages ever after. But
-    where a promotion takes long, hot pages are accessed late since others rise. While it goes on
-    the kernel is not to look often, which has it adapt what counts as hot: that is set here.
-
-    Later ones are for pages of which samples tell how hot they are, and find as many lukewarm ones
-    for each second that counts.
-
-    Args:
-        first: whether tierd's own samples tell nothing yet of what it looks at.
-        often: whether it looks as often as it can, as it is not to in a first look.
-        held_up_s: how long promotions of a first look have kept a program from its own code.
-        within_s: within so long what a later look is for is accessed.
-    """
-
-    first: bool = False
-    often: bool = True
-    held_up_s: float = 0.0
-    within_s: float = math.inf
-
-    def hot_ms(self, set_ms: int) -> int:
-        """Returns how soon after it was unmapped memory is to be accessed to be hot.
-
-        Of a later look half of it: the kernel goes up to twice what it is told where it finds
-        little (kernel/sched/fair.c: numa_promotion_adjust_threshold).
-
-        Args:
-            set_ms: what the kernel takes for that by itself.
-        """
-        if self.first or self.held_up_s:
-            more_ms = min(1000 * self.held_up_s, HELD_UP_MOST * set_ms)
-            return math.ceil((FIRST_LOOK if self.first else 1.0) * set_ms + more_ms)
-        halves = (set_ms >> halved for halved in range(HALVED_MOST, 0, -1))
-        return next((half for half in halves if half >= 500 * self.within_s), set_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,10 +219,10 @@ class Sorting:
             now_s: the instant.
         """
         came_s = {pid: self.came_s.get(pid, now_s) for pid in watched}
-        share = replace(self, came_s=came_s)._below([target.pieces for target in targets], now_s)
-        many_s = min(self.many_s, now_s) if share > MANY else math.inf
         alone_s = math.inf if came_s else min(self.alone_s, now_s)
-        seen = replace(self, many_s=many_s, came_s=came_s, alone_s=alone_s)
+        seen = replace(self, came_s=came_s, alone_s=alone_s)
+        share = seen._below([target.pieces for target in targets], now_s)
+        seen = replace(seen, many_s=min(self.many_s, now_s) if share > MANY else math.inf)
         if came_s.keys() - self.came_s.keys():
             return seen._begun(self.came_s)
         if not came_s:

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the kernel is to look for pages to promote, and what it is to take for hot."""
+
+import math
+from dataclasses import dataclass
+
+FIRST_LOOK, HELD_UP_MOST = 0.7, 3.0
+"""Of the time in which the kernel takes what is accessed for hot a first look has so much until
+samples tell, and so much more at most where its promotions take a program long."""
+HALVED_MOST = 3
+"""So often at most is that time halved for a later look."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """How the kernel is to look for what it promotes.
+
+    A first look finds what is accessed all the time at once, and lukewarm pages ever after. But
+    where a promotion takes long, hot pages are accessed late since others rise. While it goes on
+    the kernel is not to look often, which has it adapt what counts as hot: that is set here.
+
+    Later ones are for pages of which samples tell how hot they are, and find as many lukewarm ones
+    for each second that counts.
+
+    Args:
+        first: whether tierd's own samples tell nothing yet of what it looks at.
+        often: whether it looks as often as it can, as it is not to in a first look.
+        held_up_s: how long promotions of a first look have kept a program from its own code.
+        within_s: within so long what a later look is for is accessed.
+    """
+
+    first: bool = False
+    often: bool = True
+    held_up_s: float = 0.0
+    within_s: float = math.inf
+
+    def hot_ms(self, set_ms: int) -> int:
+        """Returns how soon after it was unmapped memory is to be accessed to be hot.
+
+        Of a later look half of it: the kernel goes up to twice what it is told where it finds
+        little (kernel/sched/fair.c: numa_promotion_adjust_threshold).
+
+        Args:
+            set_ms: what the kernel takes for that by itself.
+        """
+        if self.first or self.held_up_s:
+            more_ms = min(1000 * self.held_up_s, HELD_UP_MOST * set_ms)
+            return math.ceil((FIRST_LOOK if self.first else 1.0) * set_ms + more_ms)
+        halves = (set_ms >> halved for halved in range(HALVED_MOST, 0, -1))
+        return next((half for half in halves if half >= 500 * self.within_s), set_ms)
