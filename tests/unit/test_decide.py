@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from tests.unit.world import AGGREGATION_S, BASE, World, mapped, snapshot, window
 from tierd.decide.explain import REASONS, Why, explain
 from tierd.decide.heat import coalesce, fold, of_single_pages, overlay, rates, score
+from tierd.decide.lately import newly_cold, newly_hot
 from tierd.decide.placement import plan
 from tierd.decide.settle import settle
 from tierd.decide.steps import times_the_mean
@@ -49,6 +51,10 @@ def pieces(*rows: tuple[int, int, float, Sequence[float]], base: int = BASE) -> 
         piece["resident"][: len(shares)] = shares
         piece["held_until_s"] = piece["moved_s"] = piece["zoomed_s"] = -np.inf
     return made
+
+
+def per_byte(*per_page: float) -> NDArray[np.float32]:
+    return np.array([each / PAGE_BYTES for each in per_page], np.float32)
 
 
 def rooms(*free_pages: int, headroom_pages: int = 0) -> list[TierRoom]:
@@ -925,6 +931,60 @@ def test_a_window_that_moves_is_followed_at_little_more_than_the_least_volume(se
             world.round(budget_pages=1024)
     least = 3 * length + (2 * length - capacity) + length - 24
     assert world.moved_pages <= 1.5 * least
+
+
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 1 << 16), hot=st.sampled_from([100, 1000]))
+def test_a_window_that_moves_is_followed_once_that_pays(seed: int, hot: float) -> None:
+    """By its scores alone it is after 3.6 s at the earliest, of which a fifth has room at once."""
+    pages, length = 4000, 1000
+    world = World(np.zeros(pages), np.ones(pages, int), [1200, 8192], seed)
+    for start, seconds in ((0, 24), (2000, 3)):
+        world.rate = window(pages, start, length, hot=hot, rest=0.05)
+        for _ in range(round(seconds / AGGREGATION_S)):
+            world.round()
+    assert world.fast_share(world.rate > 1) > 0.9
+    assert world.moved_pages <= 3.1 * length
+
+
+@settings(max_examples=4, deadline=None)
+@given(seed=st.integers(0, 1 << 16), pause_s=st.sampled_from([2, 4, 8]))
+def test_what_pauses_keeps_its_place_from_what_is_less_hot(seed: int, pause_s: float) -> None:
+    pages, length = 4000, 1000
+    world = World(np.zeros(pages), np.ones(pages, int), [length, 8192], seed)
+    for hot, seconds in ((150, 24), (0, pause_s), (150, 10), (0, pause_s)):
+        world.rate = window(pages, 0, length, hot=hot, rest=30)
+        for _ in range(round(seconds / AGGREGATION_S)):
+            world.round()
+    assert world.moved_pages <= 1.02 * length
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "heat"),
+    [
+        (100, 30, 100 - 2 * math.sqrt(50)),
+        (100, 15, 0),  # too few accesses as yet
+        (100, 40, 0),  # too many before
+        (1, 0.3, 0),
+    ],
+)
+def test_newly_hot_memory_counts_as_it_is_now(short: float, long: float, heat: float) -> None:
+    found = newly_hot(per_byte(short), per_byte(long), 160 / PAGE_BYTES, POLICY)
+    assert found * PAGE_BYTES == pytest.approx(heat, rel=1e-6)
+
+
+@pytest.mark.parametrize(("paid", "heat"), [(10, 40 / 2.25), (160, 160 / 3 / 1.5), (0, 40 / 2.25)])
+def test_idle_memory_makes_way_for_what_has_won_back_both_moves(paid: float, heat: float) -> None:
+    """Idle for 3 s, of what its averages tell."""
+    short = 40 * math.exp(-3 * 0.9) - 1.5
+    found = newly_cold(per_byte(short), per_byte(40), paid / PAGE_BYTES, POLICY)
+    assert found * PAGE_BYTES == pytest.approx(heat, rel=1e-5)
+
+
+def test_steady_memory_is_neither_newly_hot_nor_newly_cold() -> None:
+    rate = per_byte(1, 50, 184)
+    assert not newly_hot(rate, rate, 0.0, POLICY).any()
+    assert np.isinf(newly_cold(rate, rate, 0.0, POLICY)).all()
 
 
 @pytest.mark.parametrize("seed", range(5))

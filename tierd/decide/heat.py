@@ -32,6 +32,9 @@ BINS_PER_OCTAVE = 2
 ZOOM_KEPT_S = 600.0
 """For so long a look at single pages tells how a region's accesses are divided."""
 
+UNSEEN = 3
+"""Accesses that memory may have had at most where none was seen: none is, once in twenty times."""
+
 PIECES_PER_REGION = 4
 PIECES_AT_LEAST = 64
 
@@ -91,7 +94,7 @@ def warmth(
     What was not hit lately may be as warm as that allows: at three accesses in the time that was
     looked at, none is seen once in twenty times.
     """
-    at_most = short.astype(np.float64) + 3 / (2 * policy.short_s) / PAGE_BYTES
+    at_most = short.astype(np.float64) + UNSEEN / (2 * policy.short_s) / PAGE_BYTES
     return np.minimum(long.astype(np.float64), at_most)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.decide.heat import assured, score, warmth
+from tierd.decide.lately import newly_cold, newly_hot
 from tierd.decide.latency import Way, loaded_gap_ns
 from tierd.decide.shares import Elsewhere
 from tierd.decide.stock import Batch, Stock, up_to
@@ -57,7 +58,8 @@ class Steps:
         self.heat = np.where(pinned, np.inf, score(pieces))
         self.assured = np.where(pinned, np.inf, assured(pieces, policy))
         # What was hot and made way when it cooled doesn't come back for the sake of its past.
-        self.lasting = np.where(pinned, np.inf, np.minimum(self.assured, pieces["short"]))
+        self.short, self.long = (np.ascontiguousarray(pieces[name]) for name in ("short", "long"))
+        self.lasting = np.where(pinned, np.inf, np.minimum(self.assured, self.short))
         self.pieces, self.now_s = pieces, now_s
         self.times = times_the_mean(self.bytes) if sorted_by_kernel else None
         self.ceiling = ceiling
@@ -164,7 +166,7 @@ class Steps:
 
     def _warm(self, rank: int) -> Stock:
         """Bytes below the tier that are worth a move where there is room, warmest first."""
-        heat = warmth(self.pieces["short"], self.pieces["long"], self.policy)
+        heat = warmth(self.short, self.long, self.policy)
         stock = self._free_to_rise(rank, ~(self.unsorted | self.pinned), heat)
         is_warm = stock.heat >= warm_from(self.policy, self.gap_ns(rank))
         return _hottest_first(stock.take(np.flatnonzero(is_warm)))
@@ -316,7 +318,9 @@ class Steps:
     def _rising(self, rank: int) -> Stock:
         """Bytes below the tier that are worth a move up, hottest first."""
         piece, column = np.nonzero(self.bytes[:, rank + 1 :] >= PAGE_BYTES)
-        stock = self._stock_of(piece, column + rank + 1, rank, self.lasting[piece])
+        newly = newly_hot(self.short, self.long, self._paid(rank), self.policy)
+        heat = np.maximum(self.lasting, newly)
+        stock = self._stock_of(piece, column + rank + 1, rank, heat[piece])
         hot = stock.heat >= stock.margin
         rests, held, swings = (flags[stock.piece] for flags in (self.rests, self.held, self.swings))
         held &= ~(self.rises_on[stock.piece] & (stock.tier == self.fastest[stock.piece]))
@@ -351,7 +355,9 @@ class Steps:
     def _on(self, rank: int, these: NDArray[np.bool_]) -> Stock:
         """Bytes of these pieces on the tier, coldest first."""
         piece = np.flatnonzero(these & (self.bytes[:, rank] >= PAGE_BYTES))
-        stock = self._stock_of(piece, np.full(len(piece), rank), rank, self.heat[piece])
+        short, long = self.short[piece], self.long[piece]
+        heat = np.minimum(self.heat[piece], newly_cold(short, long, self._paid(rank), self.policy))
+        stock = self._stock_of(piece, np.full(len(piece), rank), rank, heat)
         return stock.take(np.argsort(stock.heat, kind="stable"))
 
     def _stock_of(
@@ -372,6 +378,10 @@ class Steps:
         """Heat from which tier `rank` is worth a move, of pieces with these ceilings."""
         gain_from = worthwhile(self.policy, self.gap_ns(rank))
         return np.asarray(np.minimum(gain_from, NEAR_CEILING * ceiling), np.float64)
+
+    def _paid(self, rank: int) -> float:
+        """Accesses per byte of tier `rank` that win back a move there and one down again."""
+        return 2 * self.policy.horizon_s * worthwhile(self.policy, self.gap_ns(rank))
 
     def gap_ns(self, rank: int) -> float:
         """Latency saved by an access that finds its page one tier up, or the configured guess.

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has become hot lately, and what has ceased to be: told before the long average tells.
+
+A hot set that moves leaves memory behind whose long average stays for ten seconds, and goes to
+memory whose own has to grow first. By their scores they change places once most of that time is
+over. Sooner it is like renting or buying: once the one has had as many accesses more than the other
+as both moves have to win back, they would have paid, and waiting on costs more than to be wrong
+(ski rental, which is at most twice as dear as knowing what comes). A pause is not that: what takes
+the place of memory that was hot has to be about as hot as that was.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierd.decide.heat import UNSEEN
+from tierd.model import PAGE_BYTES, Floats, Policy
+
+NEW = 3.0
+"""Memory is newly hot whose short average is so many times its long one: for 4 s, by default."""
+
+
+def newly_hot(
+    short: NDArray[np.float32], long: NDArray[np.float32], paid: float, policy: Policy
+) -> Floats:
+    """Returns the heat that memory has beyond doubt since it became hot, 0 of what was so before.
+
+    It is the short average less two deviations, as assured() has of the score, once there have been
+    accesses enough to win back its moves.
+
+    Args:
+        short: accesses per byte and second, of each piece.
+        long: likewise.
+        paid: accesses per byte that win back a move up and one down.
+        policy: gives the time constants.
+    """
+    heat = np.zeros(len(short))
+    new = np.flatnonzero((short >= NEW * long) & (long * policy.long_s >= paid))
+    per_page_s = short[new].astype(np.float64) * PAGE_BYTES
+    deviation = np.sqrt(per_page_s / (2 * policy.short_s))
+    heat[new] = np.maximum(per_page_s - 2 * deviation, 0) / PAGE_BYTES
+    return heat
+
+
+def newly_cold(
+    short: NDArray[np.float32], long: NDArray[np.float32], paid: float, policy: Policy
+) -> Floats:
+    """Returns the heat that memory makes way with which was hot and is idle, infinite of others.
+
+    It has been idle for as long as it takes its averages to part. What is to take its place has won
+    back both moves in that time, is hotter than it may be now, and about as hot as it was.
+
+    Args:
+        short: accesses per byte and second, of each piece.
+        long: likewise.
+        paid: accesses per byte that win back a move up and one down.
+        policy: gives the time constants, and the hysteresis that comes on top.
+    """
+    heat = np.full(len(short), np.inf)
+    at_most = short + np.float32(UNSEEN / (2 * policy.short_s) / PAGE_BYTES)
+    idle = np.flatnonzero(long > at_most)
+    now, before = at_most[idle].astype(np.float64), long[idle].astype(np.float64)
+    idle_s = np.log(before / now) / (1 / policy.short_s - 1 / policy.long_s)
+    won_back = paid / idle_s / policy.hysteresis
+    heat[idle] = np.maximum.reduce([now, won_back, before / policy.hysteresis**2])
+    return heat
