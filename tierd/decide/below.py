@@ -50,21 +50,19 @@ class _Bins(NamedTuple):
     """In a second."""
 
 
-def below(pieces: NDArray[np.void], *, idle: float = 0.0) -> float:
+def below(pieces: NDArray[np.void]) -> float | None:
     """Returns the share of a target's accesses that go below the fastest tier now, 0 to 1.
+
+    It is None where there are no accesses, or to less than a tenth of its memory alone.
 
     Those count among them of which it is not known where they go. Of a piece on several tiers the
     hottest pages are taken to be in the fastest, as steps.times_the_mean() has it: with the share
     `f` there, `(1 - f)^2` of its accesses go below.
-
-    Args:
-        pieces: the target's.
-        idle: what to return where there are none: it accesses less than a tenth of its memory.
     """
     bins, present, lies_below = _sorted(pieces, itemgetter("short"))
     total = float(bins.accesses.sum())
     if not total:
-        return idle
+        return None
     share = np.divide(lies_below, np.maximum(present, 1), dtype=np.float32)
     return float((_by_bin(bins, lies_below * share) * bins.heat).sum()) / total
 

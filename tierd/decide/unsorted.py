@@ -325,9 +325,11 @@ class Sorting:
         A turn does not end with targets that access next to nothing yet, but like one that none
         comes to.
         """
-        most = max((below(pieces, idle=-1.0) for pieces in placed), default=math.inf)
-        if most >= 0:
-            return most
+        if not placed:
+            return math.inf
+        of_each = [share for pieces in placed if (share := below(pieces)) is not None]
+        if of_each:
+            return max(of_each)
         is_new = now_s - max(self.came_s.values(), default=now_s) < NOBODY_S
         return math.inf if self.is_due and not self.knows and is_new else 0.0
 
