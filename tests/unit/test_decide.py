@@ -962,14 +962,17 @@ def test_what_pauses_keeps_its_place_from_what_is_less_hot(seed: int, pause_s: f
 @pytest.mark.parametrize(
     ("short", "long", "heat"),
     [
-        (100, 30, 100 - 2 * math.sqrt(50)),
-        (100, 15, 0),  # too few accesses as yet
-        (100, 40, 0),  # too many before
-        (1, 0.3, 0),
+        (100, 30, [100 - 2 * math.sqrt(50)]),
+        (100, 15, []),  # too few accesses as yet
+        (100, 40, []),  # too many before
+        (1, 0.3, []),
     ],
 )
-def test_newly_hot_memory_counts_as_it_is_now(short: float, long: float, heat: float) -> None:
-    found = newly_hot(per_byte(short), per_byte(long), 160 / PAGE_BYTES, POLICY)
+def test_newly_hot_memory_counts_as_it_is_now(
+    short: float, long: float, heat: Sequence[float]
+) -> None:
+    new, found = newly_hot(per_byte(short), per_byte(long), 160 / PAGE_BYTES, POLICY)
+    assert new.tolist() == [0] * len(heat)
     assert found * PAGE_BYTES == pytest.approx(heat, rel=1e-6)
 
 
@@ -977,14 +980,15 @@ def test_newly_hot_memory_counts_as_it_is_now(short: float, long: float, heat: f
 def test_idle_memory_makes_way_for_what_has_won_back_both_moves(paid: float, heat: float) -> None:
     """Idle for 3 s, of what its averages tell."""
     short = 40 * math.exp(-3 * 0.9) - 1.5
-    found = newly_cold(per_byte(short), per_byte(40), paid / PAGE_BYTES, POLICY)
+    idle, found = newly_cold(per_byte(short), per_byte(40), paid / PAGE_BYTES, POLICY)
+    assert idle.tolist() == [0]
     assert found * PAGE_BYTES == pytest.approx(heat, rel=1e-5)
 
 
 def test_steady_memory_is_neither_newly_hot_nor_newly_cold() -> None:
     rate = per_byte(1, 50, 184)
-    assert not newly_hot(rate, rate, 0.0, POLICY).any()
-    assert np.isinf(newly_cold(rate, rate, 0.0, POLICY)).all()
+    for told in (newly_hot, newly_cold):
+        assert not len(told(rate, rate, 0.0, POLICY)[0])
 
 
 @pytest.mark.parametrize("seed", range(5))

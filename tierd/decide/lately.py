@@ -21,8 +21,8 @@ NEW = 3.0
 
 def newly_hot(
     short: NDArray[np.float32], long: NDArray[np.float32], paid: float, policy: Policy
-) -> Floats:
-    """Returns the heat that memory has beyond doubt since it became hot, 0 of what was so before.
+) -> tuple[NDArray[np.intp], Floats]:
+    """Returns which memory has become hot lately, and the heat that it has beyond doubt since.
 
     It is the short average less two deviations, as assured() has of the score, once there have been
     accesses enough to win back its moves.
@@ -33,18 +33,16 @@ def newly_hot(
         paid: accesses per byte that win back a move up and one down.
         policy: gives the time constants.
     """
-    heat = np.zeros(len(short))
-    new = np.flatnonzero((short >= NEW * long) & (long * policy.long_s >= paid))
+    new = np.flatnonzero((short >= np.float32(NEW) * long) & (long >= paid / policy.long_s))
     per_page_s = short[new].astype(np.float64) * PAGE_BYTES
     deviation = np.sqrt(per_page_s / (2 * policy.short_s))
-    heat[new] = np.maximum(per_page_s - 2 * deviation, 0) / PAGE_BYTES
-    return heat
+    return new, np.maximum(per_page_s - 2 * deviation, 0) / PAGE_BYTES
 
 
 def newly_cold(
     short: NDArray[np.float32], long: NDArray[np.float32], paid: float, policy: Policy
-) -> Floats:
-    """Returns the heat that memory makes way with which was hot and is idle, infinite of others.
+) -> tuple[NDArray[np.intp], Floats]:
+    """Returns which memory was hot and is idle, and the heat that it makes way with.
 
     It has been idle for as long as it takes its averages to part. What is to take its place has won
     back both moves in that time, is hotter than it may be now, and about as hot as it was.
@@ -55,11 +53,9 @@ def newly_cold(
         paid: accesses per byte that win back a move up and one down.
         policy: gives the time constants, and the hysteresis that comes on top.
     """
-    heat = np.full(len(short), np.inf)
     at_most = short + np.float32(UNSEEN / (2 * policy.short_s) / PAGE_BYTES)
     idle = np.flatnonzero(long > at_most)
     now, before = at_most[idle].astype(np.float64), long[idle].astype(np.float64)
     idle_s = np.log(before / now) / (1 / policy.short_s - 1 / policy.long_s)
     won_back = paid / idle_s / policy.hysteresis
-    heat[idle] = np.maximum.reduce([now, won_back, before / policy.hysteresis**2])
-    return heat
+    return idle, np.maximum.reduce([now, won_back, before / policy.hysteresis**2])

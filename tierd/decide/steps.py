@@ -318,8 +318,9 @@ class Steps:
     def _rising(self, rank: int) -> Stock:
         """Bytes below the tier that are worth a move up, hottest first."""
         piece, column = np.nonzero(self.bytes[:, rank + 1 :] >= PAGE_BYTES)
-        newly = newly_hot(self.short, self.long, self._paid(rank), self.policy)
-        heat = np.maximum(self.lasting, newly)
+        new, newly = newly_hot(self.short, self.long, self._paid(rank), self.policy)
+        heat = self.lasting.copy()
+        heat[new] = np.maximum(heat[new], newly)
         stock = self._stock_of(piece, column + rank + 1, rank, heat[piece])
         hot = stock.heat >= stock.margin
         rests, held, swings = (flags[stock.piece] for flags in (self.rests, self.held, self.swings))
@@ -355,8 +356,9 @@ class Steps:
     def _on(self, rank: int, these: NDArray[np.bool_]) -> Stock:
         """Bytes of these pieces on the tier, coldest first."""
         piece = np.flatnonzero(these & (self.bytes[:, rank] >= PAGE_BYTES))
-        short, long = self.short[piece], self.long[piece]
-        heat = np.minimum(self.heat[piece], newly_cold(short, long, self._paid(rank), self.policy))
+        short, long, heat = self.short[piece], self.long[piece], self.heat[piece]
+        idle, makes_way = newly_cold(short, long, self._paid(rank), self.policy)
+        heat[idle] = np.minimum(heat[idle], makes_way)
         stock = self._stock_of(piece, np.full(len(piece), rank), rank, heat)
         return stock.take(np.argsort(stock.heat, kind="stable"))
 
