@@ -2,11 +2,11 @@
 """What has become hot lately, and what has ceased to be: told before the long average tells.
 
 A hot set that moves leaves memory behind whose long average stays for ten seconds, and goes to
-memory whose own has to grow first. By their scores they change places once most of that time is
-over. Sooner it is like renting or buying: once the one has had as many accesses more than the other
-as both moves have to win back, they would have paid, and waiting on costs more than to be wrong
-(ski rental, which is at most twice as dear as knowing what comes). A pause is not that: what takes
-the place of memory that was hot has to be about as hot as that was.
+memory whose own has to grow first. By their scores they change places after 3.6 s at the earliest,
+however hot both are. It is like renting or buying: once the one has had as many accesses more than
+the other as both moves have to win back, they would have paid, and waiting on costs more than to be
+wrong (ski rental, which is at most twice as dear as knowing what comes). A pause is not that: what
+takes the place of memory that was hot has to be about as hot as that was.
 """
 
 import numpy as np
