@@ -32,8 +32,8 @@ BINS_PER_OCTAVE = 2
 ZOOM_KEPT_S = 600.0
 """For so long a look at single pages tells how a region's accesses are divided."""
 
-UNSEEN = 3
-"""Accesses that memory may have had at most where none was seen: none is, once in twenty times."""
+SURELY_SEEN = 3.0
+"""Of so many accesses on average one at least is made, but once in twenty times."""
 
 PIECES_PER_REGION = 4
 PIECES_AT_LEAST = 64
@@ -78,12 +78,21 @@ def assured(pieces: NDArray[np.void], policy: Policy) -> NDArray[np.float32]:
 
     A region's count is one page looked at per interval, so a score of r accesses per second comes
     from some r x 2 x short_s events in its short half (an exponential average over a time constant
-    weighs like a plain one over twice that), and the long half adds next to no noise. Two
-    accidental hits on a cold region then don't make it worth a move.
+    weighs like a plain one over twice that), and the long half adds next to no noise: it deviates
+    by half of what a short average does. Two accidental hits on a cold region then don't make it
+    worth a move.
     """
-    per_page_s = score(pieces) * PAGE_BYTES
-    deviation = np.sqrt(per_page_s / (2 * policy.short_s)) / 2
-    return np.asarray(np.maximum(per_page_s - 2 * deviation, 0) / PAGE_BYTES, np.float32)
+    return beyond_doubt(score(pieces), policy, deviations=1)
+
+
+def beyond_doubt(
+    rate: NDArray[np.float32], policy: Policy, *, deviations: float
+) -> NDArray[np.float32]:
+    """Returns rates less so many deviations of a short average of that rate."""
+    per_page_s = rate * PAGE_BYTES
+    deviation = np.sqrt(per_page_s / (2 * policy.short_s))
+    least = np.maximum(per_page_s - deviations * deviation, 0) / PAGE_BYTES
+    return np.asarray(least, np.float32)
 
 
 def warmth(
@@ -91,11 +100,14 @@ def warmth(
 ) -> NDArray[np.float64]:
     """Returns the heat that pieces of these averages have had for long, and may still have.
 
-    What was not hit lately may be as warm as that allows: at three accesses in the time that was
-    looked at, none is seen once in twenty times.
+    What was not hit lately may be as warm as that allows; see at_most().
     """
-    at_most = short.astype(np.float64) + UNSEEN / (2 * policy.short_s) / PAGE_BYTES
-    return np.minimum(long.astype(np.float64), at_most)
+    return np.minimum(long.astype(np.float64), at_most(short, policy))
+
+
+def at_most(short: NDArray[np.float32], policy: Policy) -> NDArray[np.float64]:
+    """Returns the heat that pieces of such a short average may have, though none was seen."""
+    return short.astype(np.float64) + SURELY_SEEN / (2 * policy.short_s) / PAGE_BYTES
 
 
 def of_single_pages(pieces: NDArray[np.void], ceiling: float) -> NDArray[np.void]:

@@ -12,8 +12,8 @@ takes the place of memory that was hot has to be about as hot as that was.
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.decide.heat import UNSEEN
-from tierd.model import PAGE_BYTES, Floats, Policy
+from tierd.decide.heat import at_most, beyond_doubt
+from tierd.model import Floats, Policy
 
 NEW = 3.0
 """Memory is newly hot whose short average is so many times its long one: for 4 s, by default."""
@@ -21,7 +21,7 @@ NEW = 3.0
 
 def newly_hot(
     short: NDArray[np.float32], long: NDArray[np.float32], paid: float, policy: Policy
-) -> tuple[NDArray[np.intp], Floats]:
+) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
     """Returns which memory has become hot lately, and the heat that it has beyond doubt since.
 
     It is the short average less two deviations, as assured() has of the score, once there have been
@@ -34,9 +34,7 @@ def newly_hot(
         policy: gives the time constants.
     """
     new = np.flatnonzero((short >= np.float32(NEW) * long) & (long >= paid / policy.long_s))
-    per_page_s = short[new].astype(np.float64) * PAGE_BYTES
-    deviation = np.sqrt(per_page_s / (2 * policy.short_s))
-    return new, np.maximum(per_page_s - 2 * deviation, 0) / PAGE_BYTES
+    return new, beyond_doubt(short[new], policy, deviations=2)
 
 
 def newly_cold(
@@ -53,9 +51,9 @@ def newly_cold(
         paid: accesses per byte that win back a move up and one down.
         policy: gives the time constants, and the hysteresis that comes on top.
     """
-    at_most = short + np.float32(UNSEEN / (2 * policy.short_s) / PAGE_BYTES)
-    idle = np.flatnonzero(long > at_most)
-    now, before = at_most[idle].astype(np.float64), long[idle].astype(np.float64)
+    may_be = at_most(short, policy)
+    idle = np.flatnonzero(long > may_be)
+    now, before = may_be[idle], long[idle].astype(np.float64)
     idle_s = np.log(before / now) / (1 / policy.short_s - 1 / policy.long_s)
     won_back = paid / idle_s / policy.hysteresis
     return idle, np.maximum.reduce([now, won_back, before / policy.hysteresis**2])

@@ -12,7 +12,7 @@ from tierd.decide.lately import newly_cold, newly_hot
 from tierd.decide.latency import Way, loaded_gap_ns
 from tierd.decide.shares import Elsewhere
 from tierd.decide.stock import Batch, Stock, up_to
-from tierd.decide.worth import NEAR_CEILING, warm_from, worthwhile
+from tierd.decide.worth import NEAR_CEILING, both_ways, warm_from, worthwhile
 from tierd.model import KEPT_CODE, PAGE_BYTES, Floats, Kept, Policy, Tenant, TierRoom
 
 WAITING = (Kept.BUDGET, Kept.NO_ROOM, Kept.SHARE, Kept.LOOK, Kept.SORTS)
@@ -57,8 +57,8 @@ class Steps:
         self.bytes = length[:, None] * pieces["resident"][:, : len(rooms)]
         self.heat = np.where(pinned, np.inf, score(pieces))
         self.assured = np.where(pinned, np.inf, assured(pieces, policy))
-        # What was hot and made way when it cooled doesn't come back for the sake of its past.
         self.short, self.long = (np.ascontiguousarray(pieces[name]) for name in ("short", "long"))
+        # What was hot and made way when it cooled doesn't come back for the sake of its past.
         self.lasting = np.where(pinned, np.inf, np.minimum(self.assured, self.short))
         self.pieces, self.now_s = pieces, now_s
         self.times = times_the_mean(self.bytes) if sorted_by_kernel else None
@@ -383,7 +383,7 @@ class Steps:
 
     def _paid(self, rank: int) -> float:
         """Accesses per byte of tier `rank` that win back a move there and one down again."""
-        return 2 * self.policy.horizon_s * worthwhile(self.policy, self.gap_ns(rank))
+        return self.policy.payback * both_ways(self.policy, self.gap_ns(rank))
 
     def gap_ns(self, rank: int) -> float:
         """Latency saved by an access that finds its page one tier up, or the configured guess.

@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 
 from tierd.decide.below import FEW, below, lacking
 from tierd.decide.filling import Filling
-from tierd.decide.heat import score
+from tierd.decide.heat import SURELY_SEEN, score
 from tierd.decide.look import Look
 from tierd.decide.worth import NEAR_CEILING, is_unsure
 from tierd.model import PAGE_BYTES, Flags, KernelMoves, Pid, Target, TierRoom
@@ -83,8 +83,6 @@ FIRST_S = 60.0
 The longest period of the kernel's looks by itself (numa_balancing/scan_period_max_ms). But of
 mappings that a program does not access it looks at one in each, before it begins again."""
 
-SEEN = 3.0
-"""Of memory that is accessed so often on average 95 % is accessed at all."""
 PROMOTION, PROMOTION_LEAST_NS = 2.0, 100_000.0
 """So many times what moving a page takes, a fault does that has it promoted, and so long at least:
 5 µs on a server, but 100 where CPUs are emulated, and what moves take is not known at first."""
@@ -291,7 +289,7 @@ class Sorting:
             return replace(moved, lacking_pages=math.inf, within_s=math.inf)
         each = list(map(lacking, placed))
         pages = sum(of_it.bytes for of_it in each) / PAGE_BYTES
-        seen_s = SEEN / (min(of_it.heat for of_it in each) * PAGE_BYTES)
+        seen_s = SURELY_SEEN / (min(of_it.heat for of_it in each) * PAGE_BYTES)
         return replace(
             moved,
             lacking_pages=pages + filling.look_bytes / PAGE_BYTES,

@@ -8,12 +8,16 @@ A region's heat is the mean of its pages. Only towards the ceiling most of them 
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tierd.decide.heat import assured, score
 from tierd.model import PAGE_BYTES, Floats, Policy
+
+Gaps = TypeVar("Gaps", float, Floats)
+"""One, or an array of them."""
 
 NEAR_CEILING = 0.25
 """Share of the samples' ceiling from which a piece counts as hot beyond measure."""
@@ -24,7 +28,7 @@ def worthwhile(policy: Policy, gap_ns: float) -> float:
     return policy.payback * policy.move_cost_ns / (gap_ns * policy.horizon_s) / PAGE_BYTES
 
 
-def both_ways(policy: Policy, gap_ns: Floats) -> Floats:
+def both_ways(policy: Policy, gap_ns: Gaps) -> Gaps:
     """Returns the accesses per byte that win back a move up by such gaps, and the way down."""
     return 2 * policy.move_cost_ns / gap_ns / PAGE_BYTES
 
