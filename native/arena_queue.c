@@ -109,20 +109,23 @@ int tierd_await_blocks(struct tierd_arena *arena, const int64_t *ids, size_t cou
 		       uint64_t timeout_ns, int32_t *ret_outcomes)
 {
 	struct timespec until = time_after(timeout_ns);
-	int ret = 0;
+	int has_slept, ret = 0;
 
 	if (!all_in_range(arena, ids, count))
 		return -EINVAL;
 	pthread_mutex_lock(&arena->lock);
-	/* The last first: when that is done, the others mostly are, and this has woken once. */
-	for (size_t i = count; i > 0 && ret == 0; i--) {
-		struct job *job = &arena->jobs[ids[i - 1]];
+	do {
+		has_slept = 0;
+		/* The last first: when that is done, the others mostly are, and this has woken once. */
+		for (size_t i = count; i > 0 && ret == 0; i--) {
+			struct job *job = &arena->jobs[ids[i - 1]];
 
-		while (job->state != RESTS && ret == 0) {
-			job->awaited = 1;
-			ret = -pthread_cond_timedwait(&arena->done, &arena->lock, &until);
+			while (job->state != RESTS && ret == 0) {
+				job->awaited = has_slept = 1;
+				ret = -pthread_cond_timedwait(&arena->done, &arena->lock, &until);
+			}
 		}
-	}
+	} while (has_slept && ret == 0); /* those that rested may have to make way meanwhile */
 	for (size_t i = 0; i < count && ret == 0; i++)
 		ret_outcomes[i] = arena->jobs[ids[i]].outcome;
 	pthread_mutex_unlock(&arena->lock);

@@ -688,7 +688,7 @@ int64_t tierd_want_blocks(struct tierd_arena *arena, const int64_t *ids, size_t 
 			  uint32_t flags);
 
 /**
- * tierd_await_blocks() - wait until none of the blocks is queued or under way
+ * tierd_await_blocks() - wait until none of the blocks is queued or under way, all at one moment
  * @timeout_ns: at most so long
  * @ret_outcomes: of each, what its last move came to: 0 or a negative errno, -EIO where its tier
  *                failed, -ENOSPC, -EBUSY, -EBADMSG
