@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from tierd.arena.shared import Copies, accesses
 from tierd.arena.wire import COMMAND, GIVE_BACK, MOST_MBPS, limit_command
+from tierd.bulk import Target
 from tierd.decide.bandwidth import by_tenant, wanted
 from tierd.decide.blocks import NOWHERE, Groups, commands, copied, groups, retry_s, take_in
 from tierd.decide.heat import COLD_PER_PAGE_S
 from tierd.decide.placement import EVERYBODY, plan
 from tierd.decide.shares import Elsewhere, nothing_elsewhere
 from tierd.errors import Damaged
-from tierd.model import PAGE_BYTES, Pid, Policy, Rank, Target, Tenant, Tier, TierKind, TierRoom
+from tierd.model import PAGE_BYTES, Pid, Policy, Rank, Tenant, Tier, TierKind, TierRoom
 
 SPARE_SLOTS = 2
 """Of each tier but the fastest, an arena's movers keep so many."""

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd import cxl_kept
+from tierd.bulk import Report
 from tierd.config import OnError
 from tierd.cxl_kept import Kept
 from tierd.daemon import Daemon
@@ -26,7 +27,7 @@ from tierd.kernel.free import FreeMemory
 from tierd.kernel.tunable import boot_id
 from tierd.migrate.drain import Drain, apart, find_mapped
 from tierd.migrate.mover import Mover
-from tierd.model import PAGE_BYTES, NodeId, Pid, Report, Topology
+from tierd.model import PAGE_BYTES, NodeId, Pid, Topology
 from tierd.observe.cxl_errors import CxlErrorCounts
 from tierd.observe.events import event as log_event
 from tierd.observe.flows import OTHERS

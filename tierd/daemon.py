@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.arenas import Arenas, Steered, may_have
+from tierd.bulk import Accesses, Plan, Report, Target, map_nodes, rank_nodes
 from tierd.config import Config
 from tierd.decide.aside import Awaited
 from tierd.decide.below import cold_bytes, is_spare
@@ -28,21 +29,7 @@ from tierd.discover.tenants import Tenants
 from tierd.kernel.task import CpuTimes, held_up_s
 from tierd.machine import Machine
 from tierd.migrate.cache import Cache
-from tierd.model import (
-    PAGE_BYTES,
-    Accesses,
-    KernelMoves,
-    Pid,
-    Pin,
-    Plan,
-    Policy,
-    Rank,
-    Report,
-    Target,
-    Tier,
-    TierRoom,
-    Topology,
-)
+from tierd.model import PAGE_BYTES, KernelMoves, Pid, Pin, Policy, Rank, Tier, TierRoom, Topology
 from tierd.observe.events import event
 from tierd.observe.flows import OTHERS, Flows, MoveCost, summary
 from tierd.sample.sampler import Sampler
@@ -124,7 +111,7 @@ class Daemon:
         self.tenants = Tenants(config.tenants, topology.tiers)
         self.shares = self.owed = np.zeros((0, 0))
         """Of each tenant and tier but the slowest, as of the last round; empty of one alone."""
-        self.rank_of_node, self.node_map = topology.rank_of_node(), topology.node_map()
+        self.rank_of_node, self.node_map = rank_nodes(topology), map_nodes(topology)
         self.latencies = Latencies()
         self.closed: frozenset[Way] = frozenset()
         """Ways up that nothing is moved, since the faster tier answers no sooner under load."""
@@ -168,13 +155,13 @@ class Daemon:
         What is known of targets stays, but where any node is of another rank now, all pieces are
         looked for anew.
         """
-        ranks = topology.rank_of_node()
+        ranks = rank_nodes(topology)
         if not np.array_equal(ranks, self.rank_of_node):
             for watched in self.watched.values():
                 watched.pieces = unsettle(watched.pieces)
         self.topology, self.mover, self.awaited = topology, mover, Awaited()
         self.names, self.rank_of_node = topology.names(), ranks
-        self.node_map, self.closed, self.gaps_ns = topology.node_map(), frozenset(), ()
+        self.node_map, self.closed, self.gaps_ns = map_nodes(topology), frozenset(), ()
         self.tenants = Tenants(self.config.tenants, topology.tiers)
 
     def run(self, stop_asked: Callable[[float], bool], *, for_s: float | None = None) -> None:

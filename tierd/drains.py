@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import Report
 from tierd.daemon import Daemon
 from tierd.decide.evacuate import hottest_first
 from tierd.errors import NotFound, TierdError
@@ -18,7 +19,7 @@ from tierd.kernel import nodes, process
 from tierd.kernel.free import FreeMemory
 from tierd.migrate.drain import Drain, apart, find_mapped
 from tierd.migrate.mover import Mover
-from tierd.model import PAGE_BYTES, NodeId, Pid, Rank, Report, Topology
+from tierd.model import PAGE_BYTES, NodeId, Pid, Rank, Topology
 from tierd.observe.events import event
 from tierd.observe.flows import OTHERS
 

@@ -14,14 +14,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd import __version__
+from tierd.bulk import Accesses
 from tierd.config import Config
 from tierd.config.show import as_dict
 from tierd.daemon import Round
 from tierd.errors import Conflict, NotFound
-from tierd.model import MAX_TIERS, Accesses, Pid, Tier
+from tierd.model import MAX_TIERS, Pid, Tier
 from tierd.observe.events import event
-from tierd.observe.recording import Frame, Kind, encode, new_file, preamble
+from tierd.observe.files import new_file
+from tierd.observe.recording import Frame, Kind, encode, preamble
+from tierd.version import VERSION
 from tierd.watched import Watched
 
 log = logging.getLogger("tierd")
@@ -202,7 +204,7 @@ def _begin(round: Round) -> Frame:
     return Frame(
         kind=Kind.BEGIN,
         text={
-            "tierd": __version__,
+            "tierd": VERSION,
             "kernel": os.uname().release,
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "tiers": [

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import NO_LOADS, Accesses, Floats, Plan, Report
 from tierd.config import Config
 from tierd.config.check import Document, check
 from tierd.daemon import Daemon, Round
@@ -26,19 +27,14 @@ from tierd.kernel.process import Process
 from tierd.kernel.task import CpuTimes
 from tierd.model import (
     MAX_TIERS,
-    NO_LOADS,
     PAGE_BYTES,
-    Accesses,
     Backing,
-    Floats,
     KernelMoves,
     Node,
     NodeId,
     NodeRoom,
     Outcome,
     Pid,
-    Plan,
-    Report,
     Tier,
     Topology,
 )

@@ -8,7 +8,6 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
-from tierd import __version__
 from tierd.account import account
 from tierd.api.app import App
 from tierd.api.endpoints import serving_api
@@ -54,6 +53,7 @@ from tierd.recorder import Recorder, Recordings, recording_to
 from tierd.sample.fused import with_hardware
 from tierd.sample.session import Session
 from tierd.service import CommandLine, Service, make_mover
+from tierd.version import VERSION
 
 log = logging.getLogger("tierd")
 
@@ -116,7 +116,7 @@ def _set_up(
     """Sets up the daemon; the stack takes down what was set up, also where a later step fails."""
     journal = stack.enter_context(Journal(files.daemon.state_dir))
     history = stack.enter_context(_kept_history(files.daemon.state_dir))
-    log.info("version %s begins", __version__, extra=event("start", version=__version__))
+    log.info("version %s begins", VERSION, extra=event("start", version=VERSION))
     stack.callback(log.info, "ended", extra=event("end"))
     _undo(journal)
     runtime_dir = files.daemon.runtime_dir

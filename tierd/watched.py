@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import PIECE, Accesses, Flags
 from tierd.decide.guard import Guard
 from tierd.decide.heat import fold
 from tierd.decide.magnify import is_unequal, magnify
 from tierd.decide.pins import NO_PINS, cut_at, merge
 from tierd.kernel.process import Process
-from tierd.model import PIECE, PIN_CODE, Accesses, Flags, Pin, Policy
+from tierd.model import PIN_CODE, Pin, Policy
 
 MOST_TOGETHER = 4
 """So many snapshots are taken in at once, which costs their regions' number times theirs."""

@@ -17,11 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
+from tierd.bulk import MOVE, Plan, rank_nodes
 from tierd.config import Config
 from tierd.discover.topology import discover
 from tierd.kernel.free import FreeMemory
 from tierd.migrate.mover import Mover
-from tierd.model import MOVE, PAGE_BYTES, NodeId, Pid, Plan
+from tierd.model import PAGE_BYTES, NodeId, Pid
 from tierd.service import make_mover
 
 PAGES = 65536
@@ -68,7 +69,7 @@ class Bench:
 
     def _plan(self, node: NodeId) -> Plan:
         source = self.slow if node == self.fast else self.fast
-        rank_of_node = self.mover.topology.rank_of_node()
+        rank_of_node = rank_nodes(self.mover.topology)
         moves = np.zeros(1, MOVE)
         moves["source"], moves["destination"] = rank_of_node[[source, node]]
         moves["start"] = self.start

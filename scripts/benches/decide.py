@@ -12,10 +12,11 @@ from dataclasses import replace
 
 from benches.figure import Figure
 from benches.round import Rounds
+from tierd.bulk import Target
 from tierd.decide.below import below, is_spare
 from tierd.decide.heat import ceiling
 from tierd.decide.placement import plan
-from tierd.model import Pid, Target
+from tierd.model import Pid
 
 FEW, MANY = 10_000, 1_000_000
 MOST_MS = 150

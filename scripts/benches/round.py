@@ -17,24 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benches.figure import Figure
+from tierd.bulk import PIECE, REGION, Accesses, Plan, Report, Target
 from tierd.decide.below import is_spare
 from tierd.decide.heat import ceiling, fold
 from tierd.decide.placement import plan
 from tierd.decide.settle import settle
-from tierd.model import (
-    PAGE_BYTES,
-    PIECE,
-    REGION,
-    Accesses,
-    Outcome,
-    Pid,
-    Plan,
-    Policy,
-    Rank,
-    Report,
-    Target,
-    TierRoom,
-)
+from tierd.model import PAGE_BYTES, Outcome, Pid, Policy, Rank, TierRoom
 
 FEW, MANY = 10_000, 100_000
 MOST_MS, MOST_TIMES = 5, 12

@@ -17,6 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.kernel.test_pages import as_nobody, grown_bytes
+from tierd.bulk import map_nodes
 from tierd.discover.topology import discover
 from tierd.kernel import pages
 from tierd.kernel.accesses import (
@@ -84,7 +85,7 @@ def test_a_physical_address_tells_the_node() -> None:
         folios, _ = pages.every_page(address, address + len(memory), PAGES)
         pages.query(OWN, folios)
     assert len(found) == PAGES
-    assert discover().node_map().at(found["phys_addr"]).tolist() == folios["node"].tolist()
+    assert map_nodes(discover()).at(found["phys_addr"]).tolist() == folios["node"].tolist()
     assert not served_by_memory(found).any()
     assert not are_stores(found).any(), "a fault may be for a load or a store"
 

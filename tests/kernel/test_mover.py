@@ -7,22 +7,12 @@ import numpy as np
 import pytest
 
 from tests.kernel.holder import Kind, holding
+from tierd.bulk import MOVE, PIECE, Plan
 from tierd.decide.settle import settle
 from tierd.kernel.process import RANGE
 from tierd.migrate.limits import Limits
 from tierd.migrate.mover import Mover
-from tierd.model import (
-    MOVE,
-    PIECE,
-    NodeId,
-    Outcome,
-    Plan,
-    Policy,
-    Rank,
-    Tier,
-    TierKind,
-    Topology,
-)
+from tierd.model import NodeId, Outcome, Policy, Rank, Tier, TierKind, Topology
 
 HERE, GONE = NodeId(0), NodeId(900)  # an id below MAX_NUMNODES that no test machine has
 PAGES_PRESENT = 1024

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tests.unit.replay import MIB, Replay
 from tests.unit.world import BASE, snapshot
 from tierd.account import account
+from tierd.bulk import Accesses, Plan, Report
 from tierd.config import Config, Rival
 from tierd.daemon import Daemon
 from tierd.decide.look import Look
@@ -19,7 +20,6 @@ from tierd.kernel.process import RANGE, Process
 from tierd.kernel.task import CpuTimes
 from tierd.model import (
     PAGE_BYTES,
-    Accesses,
     Backing,
     KernelMoves,
     Node,
@@ -27,9 +27,7 @@ from tierd.model import (
     NodeRoom,
     Outcome,
     Pid,
-    Plan,
     Rank,
-    Report,
     Tier,
     TierKind,
     Topology,

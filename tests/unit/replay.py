@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tierd.model import NO_LOADS, REGION, Accesses, Pid
+from tierd.bulk import NO_LOADS, REGION, Accesses
+from tierd.model import Pid
 from tierd.sample.tuning import Tuning
 
 RECORDING = Path(__file__).parents[1] / "data/hotset-records.npy.xz"

@@ -4,8 +4,9 @@
 import numpy as np
 import pytest
 
+from tierd.bulk import MOVE, Plan, Report
 from tierd.decide.aside import WAITS_S, Awaited
-from tierd.model import MOVE, Outcome, Plan, Rank, Report, TierRoom
+from tierd.model import Outcome, Rank, TierRoom
 
 ROOMS = [
     TierRoom(

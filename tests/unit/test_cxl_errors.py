@@ -15,6 +15,7 @@ from tests.unit import trees
 from tests.unit.machine import Machine
 from tests.unit.test_frames import set_flags
 from tierd import cxl_kept
+from tierd.bulk import Plan, Report
 from tierd.config import Config, CxlConfig, OnError
 from tierd.cxl_errors import FENCE_S, LOOK_S, RARELY_S, CxlErrors
 from tierd.daemon import Daemon
@@ -26,7 +27,7 @@ from tierd.kernel.frames import Frames
 from tierd.kernel.free import FreeMemory
 from tierd.kernel.process import RANGE
 from tierd.migrate.mover import Mover
-from tierd.model import PAGE_BYTES, NodeId, Outcome, Pid, Plan, Report, Topology
+from tierd.model import PAGE_BYTES, NodeId, Outcome, Pid, Topology
 from tierd.observe.cxl_errors import MOST_COUNTS, MOST_PLACES, OTHERS, TOLD, CxlErrorCounts
 
 REGION_START, BLOCK_BYTES = 0x690000000, 128 << 20

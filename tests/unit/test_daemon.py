@@ -31,23 +31,12 @@ from tests.unit.machine import (
 from tests.unit.replay import BUFFER, MIB, WINDOW, recorded
 from tests.unit.test_status_file import STATUS
 from tests.unit.world import snapshot
+from tierd.bulk import Accesses, Plan, Report
 from tierd.cli.status import as_text
 from tierd.config import Config, MigrateConfig, Mode, PolicyConfig
 from tierd.daemon import STEP_MOST_S, Daemon
 from tierd.errors import Conflict
-from tierd.model import (
-    PAGE_BYTES,
-    Accesses,
-    KernelMoves,
-    Pid,
-    Pin,
-    Plan,
-    Policy,
-    Rank,
-    Report,
-    TierKind,
-    Topology,
-)
+from tierd.model import PAGE_BYTES, KernelMoves, Pid, Pin, Policy, Rank, TierKind, Topology
 from tierd.targets import FIND_AGAIN_S
 from tierd.watched import STALE_AGGREGATIONS, Watched
 

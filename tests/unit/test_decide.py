@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.unit.world import AGGREGATION_S, BASE, World, mapped, snapshot, window
+from tierd.bulk import PIECE, Plan, Report, Target
 from tierd.decide.explain import REASONS, Why, explain
 from tierd.decide.heat import coalesce, fold, of_single_pages, overlay, rates, score
 from tierd.decide.lately import newly_cold, newly_hot
@@ -18,21 +19,7 @@ from tierd.decide.placement import plan
 from tierd.decide.settle import settle
 from tierd.decide.steps import times_the_mean
 from tierd.decide.worth import warm_from, worthwhile
-from tierd.model import (
-    KEPT_CODE,
-    PAGE_BYTES,
-    PIECE,
-    Kept,
-    Outcome,
-    Pid,
-    Plan,
-    Policy,
-    Rank,
-    Report,
-    Target,
-    Tenant,
-    TierRoom,
-)
+from tierd.model import KEPT_CODE, PAGE_BYTES, Kept, Outcome, Pid, Policy, Rank, Tenant, TierRoom
 
 POLICY = Policy()
 FILLING = replace(POLICY, room_horizon_s=600.0)

@@ -24,6 +24,7 @@ from tests.unit.machine import (
     topology,
 )
 from tests.unit.replay import MIB
+from tierd.bulk import MOVE, PIECE, Plan, Report
 from tierd.decide.evacuate import hottest_first
 from tierd.drains import Drains
 from tierd.errors import NotFound, TierdError
@@ -31,7 +32,7 @@ from tierd.kernel.free import FreeMemory
 from tierd.kernel.process import RANGE
 from tierd.migrate.drain import Drain, apart
 from tierd.migrate.mover import Mover
-from tierd.model import MOVE, PIECE, NodeId, Outcome, Pid, Plan, Rank, Report, Topology
+from tierd.model import NodeId, Outcome, Pid, Rank, Topology
 from tierd.observe.flows import Direction, Flow
 
 FAST, SLOW = NODES

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierd.model import MOVE, Kept, Outcome, Pid, Plan, Rank, Report, Tier, TierKind
+from tierd.bulk import MOVE, Plan, Report
+from tierd.model import Kept, Outcome, Pid, Rank, Tier, TierKind
 from tierd.observe.flows import (
     MOST_COST_NS,
     MOST_TENANTS,

@@ -7,10 +7,11 @@ from numpy.typing import NDArray
 
 from tests.unit.test_decide import FILLING
 from tests.unit.world import BASE, mapped, snapshot
+from tierd.bulk import PIECE
 from tierd.decide.guard import LEAST_BYTES, Guard, judge, promotable, regret
 from tierd.decide.heat import fold
 from tierd.decide.worth import hot_from
-from tierd.model import PAGE_BYTES, PIECE, Policy
+from tierd.model import PAGE_BYTES, Policy
 
 POLICY = Policy()
 HOT = hot_from(np.inf, POLICY)

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from tests.unit.replay import Replay, recorded
 from tests.unit.world import BASE
+from tierd.bulk import HIT, NO_LOADS, PIECE
 from tierd.decide.heat import score
 from tierd.decide.magnify import is_unequal, magnify
-from tierd.model import HIT, NO_LOADS, PAGE_BYTES, PIECE, Pid, Policy
+from tierd.model import PAGE_BYTES, Pid, Policy
 from tierd.sample.fused import Fused
 from tierd.sample.hardware import Hardware, Sampling
 from tierd.sample.hits import KEPT_S, MOST_PAGES, Hits

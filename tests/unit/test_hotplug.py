@@ -16,6 +16,7 @@ from tierd import startup
 from tierd.api.inbox import Inbox
 from tierd.api.view import View
 from tierd.arbiter import Arbiter
+from tierd.bulk import rank_nodes
 from tierd.config import Config, Mode, Place, PolicyConfig, TierConfig
 from tierd.cxl_errors import CxlErrors
 from tierd.daemon import Daemon
@@ -239,7 +240,7 @@ def test_ranks_close_up_where_a_declared_tier_in_the_middle_goes(root: Path) -> 
     resize(root, 1, 0)
     found = discover((NEAR, middle, last), root, strict=False)
     assert [(tier.name, tier.rank) for tier in found.tiers] == [("near", 0), ("last", 1)]
-    assert list(found.rank_of_node()) == [0, -1, 1]
+    assert list(rank_nodes(found)) == [0, -1, 1]
 
 
 def test_a_declared_tier_loses_the_one_node_that_goes(root: Path) -> None:

@@ -11,15 +11,7 @@ from tests.unit.test_damon import MARK_US, SETUP, SLOT, TARGET
 from tests.unit.test_session import Now
 from tierd.kernel.damon import Admin, Setup, SlotIndex
 from tierd.migrate.schemes import COUNT_S, KernelSchemes, make_none
-from tierd.model import (
-    COUNT_ALL,
-    Action,
-    NodeId,
-    NodeShare,
-    Quota,
-    QuotaGoal,
-    Scheme,
-)
+from tierd.model import COUNT_ALL, Action, NodeId, NodeShare, Quota, QuotaGoal, Scheme
 
 SCHEMES = f"{ADMIN}/0/contexts/0/schemes"
 WORKER = Now()

@@ -18,6 +18,7 @@ from tests.unit.test_decide import POLICY, pages_moved, pieces, rooms
 from tests.unit.test_hardware import SOURCES, FakeRing, fake_pmu, sampled
 from tests.unit.test_topology import node, node_map
 from tests.unit.world import World
+from tierd.bulk import LOAD, Accesses, Plan, Target
 from tierd.decide.latency import (
     FADE_S,
     GO_ON,
@@ -29,21 +30,7 @@ from tierd.decide.latency import (
     take_in,
 )
 from tierd.decide.placement import plan
-from tierd.model import (
-    LOAD,
-    PAGE_BYTES,
-    Accesses,
-    Kept,
-    NodeId,
-    Pid,
-    Plan,
-    Rank,
-    Target,
-    Tier,
-    TierKind,
-    TierRoom,
-    Topology,
-)
+from tierd.model import PAGE_BYTES, Kept, NodeId, Pid, Rank, Tier, TierKind, TierRoom, Topology
 from tierd.observe import metrics
 from tierd.sample.hardware import Hardware
 

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from tests.unit.machine import CXL, DRAM
 from tests.unit.test_decide import pieces, rooms
 from tests.unit.world import BASE
+from tierd.bulk import Plan, Target
 from tierd.decide.explain import REASONS, Why, explain
 from tierd.decide.pins import MOST, NO_PINS, Pins, add, by_name, cut_at, merge, remove, within
 from tierd.decide.placement import plan
 from tierd.decide.zoom import most_doubtful
 from tierd.errors import Conflict, NotFound, TierdError
-from tierd.model import PAGE_BYTES, PIN_CODE, Kept, Pid, Pin, Plan, Policy, Target
+from tierd.model import PAGE_BYTES, PIN_CODE, Kept, Pid, Pin, Policy
 
 PAGES = 60
 HOT_PER_BYTE = 100 / PAGE_BYTES

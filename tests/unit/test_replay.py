@@ -25,13 +25,14 @@ from tests.unit.machine import (
 )
 from tests.unit.replay import MIB
 from tests.unit.world import snapshot
+from tierd.bulk import Accesses
 from tierd.cli.control import main
 from tierd.config import parse
 from tierd.config.check import Document
 from tierd.daemon import Round
 from tierd.decide.steps import HEADROOM_LOW
 from tierd.errors import NotFound, TierdError
-from tierd.model import PAGE_BYTES, Accesses, NodeId, NodeRoom, TenantClass
+from tierd.model import PAGE_BYTES, NodeId, NodeRoom, TenantClass
 from tierd.observe.moments import load
 from tierd.observe.recording import BadRecording, Frame, Kind, encode, preamble, read
 from tierd.recorder import Recorder, Recordings, recording_to

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tierd.bulk import PIECE
 from tierd.kernel import pages
-from tierd.model import PAGE_BYTES, PIECE, Pid
+from tierd.model import PAGE_BYTES, Pid
 from tierd.sample import residence
 
 PID = Pid(77)

@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.machine import CXL, DRAM, topology
+from tierd.bulk import REGION, Accesses
 from tierd.decide.heat import ceiling, rate_of
 from tierd.decide.schemes import WHOLE_BP, Terms, schemes, unfit, with_gap
 from tierd.decide.worth import hot_from
 from tierd.model import (
     PAGE_BYTES,
-    REGION,
-    Accesses,
     Action,
     NodeId,
     NodeShare,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tests.unit import fake_damon
 from tests.unit.fake_damon import ADMIN, FakeDamon
+from tierd.bulk import REGION
 from tierd.config import DamonConfig
 from tierd.errors import Conflict, TierdError, UnsupportedKernel
 from tierd.journal import Journal, Kdamond
@@ -25,7 +26,7 @@ from tierd.kernel.damon import Admin, ExclusiveUse, Setup
 from tierd.kernel.ring import Layout, Snapshot
 from tierd.kernel.tracepoint import Tracepoint
 from tierd.migrate.schemes import KernelSchemes, Make, make_none
-from tierd.model import REGION, Action, NodeId, NodeShare, Pid, Quota, QuotaGoal, Scheme
+from tierd.model import Action, NodeId, NodeShare, Pid, Quota, QuotaGoal, Scheme
 from tierd.sample import governor, kdamonds, session, zoom
 from tierd.sample.kdamonds import SLOTS
 from tierd.sample.session import Session

@@ -11,22 +11,13 @@ from hypothesis import strategies as st
 
 from tests.unit.test_decide import PLACES, on_three_tiers, pieces, rooms
 from tests.unit.world import AGGREGATION_S, World, mapped, window
+from tierd.bulk import Plan, Target
 from tierd.decide.heat import COLD_PER_PAGE_S, ceiling, fold, score
 from tierd.decide.placement import plan
 from tierd.decide.settle import settle
 from tierd.decide.shares import by_weight, divide, nothing_elsewhere
 from tierd.decide.sharing import SLACK
-from tierd.model import (
-    PAGE_BYTES,
-    Pid,
-    Plan,
-    Policy,
-    Rank,
-    Target,
-    Tenant,
-    TenantClass,
-    TierRoom,
-)
+from tierd.model import PAGE_BYTES, Pid, Policy, Rank, Tenant, TenantClass, TierRoom
 
 Floats = np.typing.NDArray[np.float64]
 

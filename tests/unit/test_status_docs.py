@@ -20,6 +20,7 @@ from tests.unit.conftest import CXL_ERRORS
 from tests.unit.test_arenas import FakeLease
 from tierd.account import account
 from tierd.arenas import Arenas
+from tierd.bulk import NO_LOADS, REGION, Accesses, Plan, Report
 from tierd.cli.control import main
 from tierd.config import Config, Place, TenantConfig
 from tierd.config.show import as_dict
@@ -27,19 +28,7 @@ from tierd.daemon import Daemon
 from tierd.discover.topology import discover
 from tierd.kernel.process import read_process
 from tierd.machine import ThisMachine
-from tierd.model import (
-    NO_LOADS,
-    PAGE_BYTES,
-    REGION,
-    Accesses,
-    Kept,
-    NodeId,
-    NodeRoom,
-    Outcome,
-    Pid,
-    Plan,
-    Report,
-)
+from tierd.model import PAGE_BYTES, Kept, NodeId, NodeRoom, Outcome, Pid
 from tierd.observe import status
 from tierd.observe.flows import QUIET
 from tierd.sample import residence

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit import trees
 from tierd import config
+from tierd.bulk import NodeMap, map_nodes, rank_nodes
 from tierd.config import TierConfig
 from tierd.discover import tiers
 from tierd.discover.hotplug import differences
@@ -17,7 +18,7 @@ from tierd.discover.topology import discover, read_use
 from tierd.errors import ConfigError
 from tierd.kernel import cxl, dax
 from tierd.kernel.text import UnexpectedContent
-from tierd.model import Backing, Node, NodeId, NodeMap, Performance, Topology
+from tierd.model import Backing, Node, NodeId, Performance, Topology
 
 MIB, GIB = 1 << 20, 1 << 30
 CXL_TREES = [name for name in trees.NAMES if name.startswith("cxl")]
@@ -345,7 +346,7 @@ def test_configuration_overrules_what_was_found(tmp_path: Path) -> None:
     assert [(t.latency_ns, t.bandwidth_mbps) for t in found.tiers] == [(80, None), (None, 7)]
     (warning,) = found.warnings
     assert warning.startswith("node 1 is in no tier: its memory is left alone")
-    assert found.rank_of_node().tolist() == [1, -1, 0]
+    assert rank_nodes(found).tolist() == [1, -1, 0]
 
 
 def test_declared_nodes_that_are_not_there(tmp_path: Path) -> None:
@@ -492,7 +493,7 @@ def node(id: int, *blocks: range) -> Node:
 
 
 def node_map(*nodes: Node) -> NodeMap:
-    return Topology(nodes=nodes, tiers=()).node_map()
+    return map_nodes(Topology(nodes=nodes, tiers=()))
 
 
 def at(found: NodeMap, *addresses: int) -> list[int]:
@@ -507,8 +508,8 @@ def test_a_guests_blocks_tell_the_node(tmp_path: Path) -> None:
     expected = [id for id, blocks in enumerate((near, far)) for _ in blocks for _ in range(2)]
     assert near
     assert far
-    assert at(topology.node_map(), *ends) == expected
-    assert at(topology.node_map(), far[-1].stop, 2**64 - 1) == [-1, -1]
+    assert at(map_nodes(topology), *ends) == expected
+    assert at(map_nodes(topology), far[-1].stop, 2**64 - 1) == [-1, -1]
 
 
 def test_a_block_of_two_nodes_is_of_neither() -> None:

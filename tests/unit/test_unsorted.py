@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.unit.test_decide import pieces, rooms
+from tierd.bulk import Target
 from tierd.decide.below import below
 from tierd.decide.look import Look
 from tierd.decide.unsorted import (
@@ -24,7 +25,7 @@ from tierd.decide.unsorted import (
     YOUNG_S,
     Sorting,
 )
-from tierd.model import PAGE_BYTES, KernelMoves, Pid, Target, TierRoom
+from tierd.model import PAGE_BYTES, KernelMoves, Pid, TierRoom
 
 HOT = 10 / PAGE_BYTES
 

@@ -8,10 +8,11 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.unit.world import AGGREGATION_S, BASE, World, snapshot
+from tierd.bulk import REGION, Accesses, Target
 from tierd.decide.heat import ceiling, is_zoomed, score
 from tierd.decide.magnify import magnify
 from tierd.decide.zoom import awaits_look, most_doubtful
-from tierd.model import PAGE_BYTES, REGION, Accesses, Pid, Target
+from tierd.model import PAGE_BYTES, Pid
 
 PAGES, FAST = 4096, 1200
 LOOK_S, LOOK_PAGES = 2.0, 512

@@ -10,25 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tierd.bulk import PIECE, REGION, Accesses, Plan, Report, Target
 from tierd.decide.heat import ceiling, fold
 from tierd.decide.latency import Way
 from tierd.decide.placement import plan
 from tierd.decide.settle import settle
-from tierd.model import (
-    MAX_TIERS,
-    PAGE_BYTES,
-    PIECE,
-    REGION,
-    Accesses,
-    Outcome,
-    Pid,
-    Plan,
-    Policy,
-    Rank,
-    Report,
-    Target,
-    TierRoom,
-)
+from tierd.model import MAX_TIERS, PAGE_BYTES, Outcome, Pid, Policy, Rank, TierRoom
 
 BASE = 0x7F00_0000_0000
 SAMPLE_S, AGGREGATION_S = 0.02, 0.4

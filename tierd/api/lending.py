@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from tierd import __version__
 from tierd.api import schemas
 from tierd.api.operation import TEXT, Operation
 from tierd.model import NodeId
 from tierd.observe import lending_metrics
 from tierd.remote.donor import Donor, Ended, Refused, read_free
+from tierd.version import VERSION
 
 log = logging.getLogger("tierd")
 
@@ -37,7 +37,7 @@ class Lending:
     reserve_bytes: int
 
     def version(self) -> Document:
-        return {"version": __version__, "api": "v1"}
+        return {"version": VERSION, "api": "v1"}
 
     def status(self) -> Document:
         account = self.donor.account()

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from tierd import __version__
 from tierd.api import schemas
 from tierd.api.operation import JSON, Operation
+from tierd.version import VERSION
 
 
 def document(operations: Iterable[Operation[Any, Any]], name: str) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def document(operations: Iterable[Operation[Any, Any]], name: str) -> dict[str, 
         "openapi": "3.1.0",
         "info": {
             "title": name,
-            "version": __version__,
+            "version": VERSION,
             "summary": f"Ask and steer {name} over its Unix sockets",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },

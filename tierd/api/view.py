@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd import __version__, account
+from tierd import account
+from tierd.bulk import PIECE
 from tierd.daemon import Daemon
 from tierd.decide.explain import REASONS, explain
 from tierd.decide.heat import ceiling, concatenate, score
 from tierd.discover.topology import as_document, read_use
 from tierd.errors import Busy
-from tierd.model import PAGE_BYTES, PIECE, Pid
+from tierd.model import PAGE_BYTES, Pid
 from tierd.observe import metrics
 from tierd.observe.events import History
 from tierd.observe.metrics import Heat
+from tierd.version import VERSION
 from tierd.watched import Watched
 
 Document = dict[str, Any]
@@ -36,7 +38,7 @@ class View:
     account: Document | None = None
 
     def version(self) -> Document:
-        return {"version": __version__, "api": "v1"}
+        return {"version": VERSION, "api": "v1"}
 
     def status(self) -> Document:
         if self.account is None:

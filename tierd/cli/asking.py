@@ -2,7 +2,6 @@
 """tierctl's commands that ask the running daemon."""
 
 import json
-import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -12,7 +11,6 @@ from typing import Any
 
 import click
 
-from tierd.cli import heat as heat_view
 from tierd.cli import targets as targets_view
 from tierd.cli import top as top_view
 from tierd.cli.connect import control, monitor
@@ -43,54 +41,6 @@ def explain(*, pid: int, as_json: bool, config_path: Path | None) -> None:
         click.echo(json.dumps(found, indent=2))
     else:
         click.echo(targets_view.explained(found, [*found["resident"]]))
-
-
-@click.command()
-@click.argument("pid", type=PID)
-@click.option(
-    "--for",
-    "for_s",
-    type=click.FloatRange(0, 3600),
-    default=10.0,
-    show_default=True,
-    help="Look for so many seconds.",
-)
-@interval_option()
-@click.option("--rows", type=click.IntRange(1, 1000), help="Cut the addresses into so many rows.")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Draw a picture, as FILE.png or FILE.svg; needs matplotlib.",
-)
-@json_option()
-@config_option("The running daemon's configuration")
-def heat(
-    *,
-    pid: int,
-    for_s: float,
-    interval_s: float,
-    rows: int | None,
-    output: Path | None,
-    as_json: bool,
-    config_path: Path | None,
-) -> None:
-    """Draw a process's addresses against time. Shades are heat, colours tiers."""
-    client = control(config_path)
-    seen = client.get(f"/v1/targets/{pid}")
-    tiers = [*seen["resident"]]
-    height = shutil.get_terminal_size().lines - 2
-    bins = heat_view.make_bins(seen, rows or (200 if output else max(height, 1)))
-    columns = [heat_view.make_column(seen, bins, tiers, time.monotonic())]
-    for _ in range(int(for_s / interval_s)):
-        time.sleep(interval_s)
-        seen = client.get(f"/v1/targets/{pid}")
-        columns.append(heat_view.make_column(seen, bins, tiers, time.monotonic()))
-    if output is not None:
-        heat_view.save(output, columns, bins, f"process {pid} ({seen['command']})")
-    if as_json:
-        click.echo(json.dumps(heat_view.as_document(columns, bins, tiers)))
-    elif output is None:
-        click.echo(heat_view.as_text(columns, bins, tiers))
 
 
 @click.command()

@@ -6,11 +6,12 @@ import click
 from tierd.cli.errors import Commands
 
 _IN = {
-    "asking": ("events", "explain", "heat", "targets", "top"),
+    "asking": ("events", "explain", "targets", "top"),
     "completion": ("completion",),
     "config": ("config",),
     "cxl": ("cxl",),
     "doctor": ("doctor",),
+    "heat": ("heat",),
     "lending": ("donor",),
     "measure": ("measure",),
     "replaying": ("replay", "size"),

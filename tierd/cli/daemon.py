@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from logging_journald import Facility, JournaldLogHandler, check_journal_stream
 
-from tierd import __version__, config
+from tierd import config
 from tierd.cli.errors import Commands
 from tierd.cli.options import SIZE, config_option
 from tierd.discover.targets import check_targets
@@ -18,7 +18,7 @@ from tierd.startup import run_service, undo_left
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="tierd")
+@click.version_option(package_name="tierd", prog_name="tierd")
 def main() -> None:
     """Keeps hot data in fast memory and cold data in slow memory."""
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import click
 
-from tierd import __version__
 from tierd.api.app import App
 from tierd.api.endpoints import serving_api
 from tierd.api.lending import OPERATIONS, Lending
@@ -55,7 +54,7 @@ class _Address(click.ParamType[str]):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="tierd-donor")
+@click.version_option(package_name="tierd", prog_name="tierd-donor")
 def main() -> None:
     """Lends this host's memory to other hosts."""
 

@@ -4,6 +4,9 @@
 Addresses that hold nothing are left out; what is left is cut into as many bins as there are rows.
 """
 
+import json
+import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +16,12 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import Floats
+from tierd.cli.connect import control
+from tierd.cli.options import PID, config_option, interval_option, json_option
 from tierd.cli.pictures import new_figure, save_figure
 from tierd.cli.text import amount
 from tierd.errors import TierdError
-from tierd.model import Floats
 
 SHADES = " ░▒▓█"
 COLDEST, HOTTEST = 2.0**-6, 2.0**8
@@ -24,6 +29,54 @@ COLDEST, HOTTEST = 2.0**-6, 2.0**8
 
 COLOURS = ("green", "blue", "magenta", "cyan")
 """Of the tiers, the fastest first."""
+
+
+@click.command()
+@click.argument("pid", type=PID)
+@click.option(
+    "--for",
+    "for_s",
+    type=click.FloatRange(0, 3600),
+    default=10.0,
+    show_default=True,
+    help="Look for so many seconds.",
+)
+@interval_option()
+@click.option("--rows", type=click.IntRange(1, 1000), help="Cut the addresses into so many rows.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Draw a picture, as FILE.png or FILE.svg; needs matplotlib.",
+)
+@json_option()
+@config_option("The running daemon's configuration")
+def heat(
+    *,
+    pid: int,
+    for_s: float,
+    interval_s: float,
+    rows: int | None,
+    output: Path | None,
+    as_json: bool,
+    config_path: Path | None,
+) -> None:
+    """Draw a process's addresses against time. Shades are heat, colours tiers."""
+    client = control(config_path)
+    seen = client.get(f"/v1/targets/{pid}")
+    tiers = [*seen["resident"]]
+    height = shutil.get_terminal_size().lines - 2
+    bins = make_bins(seen, rows or (200 if output else max(height, 1)))
+    columns = [make_column(seen, bins, tiers, time.monotonic())]
+    for _ in range(int(for_s / interval_s)):
+        time.sleep(interval_s)
+        seen = client.get(f"/v1/targets/{pid}")
+        columns.append(make_column(seen, bins, tiers, time.monotonic()))
+    if output is not None:
+        save(output, columns, bins, f"process {pid} ({seen['command']})")
+    if as_json:
+        click.echo(json.dumps(as_document(columns, bins, tiers)))
+    elif output is None:
+        click.echo(as_text(columns, bins, tiers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from tierd.cli.options import ADDRESSES, PID, SIZE, Option, config_option, json_
 from tierd.cli.text import amount
 from tierd.config.show import Difference
 from tierd.errors import TierdError
-from tierd.observe.recording import new_file
+from tierd.observe.files import new_file
 
 
 @click.command()

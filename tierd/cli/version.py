@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from tierd import __version__
 from tierd.cli.connect import monitor
 from tierd.cli.options import config_option, json_option
 from tierd.errors import TierdError
+from tierd.version import VERSION
 
 
 @click.command()
@@ -22,8 +22,6 @@ def version(*, as_json: bool, config_path: Path | None) -> None:
     except TierdError:
         running = None
     if as_json:
-        click.echo(json.dumps({"tierctl": __version__, "tierd": running}))
+        click.echo(json.dumps({"tierctl": VERSION, "tierd": running}))
     else:
-        click.echo(
-            f"tierctl {__version__}, {'no tierd' if running is None else f'tierd {running}'}"
-        )
+        click.echo(f"tierctl {VERSION}, {'no tierd' if running is None else f'tierd {running}'}")

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tierd.model import Outcome, Rank, Report, TierRoom
+from tierd.bulk import Report
+from tierd.model import Outcome, Rank, TierRoom
 
 WAITS_S = 3.0
 """For so long moves wait; the kernel has CPUs give back a part of it each second."""

@@ -13,8 +13,8 @@ for each arena's tier, or for each tenant.
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import Floats
 from tierd.decide.shares import by_weight
-from tierd.model import Floats
 
 HELD_BACK = 0.9
 """Who has used so much of its limit wants more than it was given."""

@@ -13,9 +13,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import Flags, Floats
 from tierd.decide.heat import score
 from tierd.decide.worth import hot_from
-from tierd.model import Flags, Floats, Policy
+from tierd.model import Policy
 
 HOTTEST = 0.1
 """This share of a target's memory counts as hot as the coldest of it."""

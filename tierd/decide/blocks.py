@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import NEVER, PIECE
 from tierd.decide.heat import COLD_PER_PAGE_S
-from tierd.model import MAX_TIERS, NEVER, PAGE_BYTES, PIECE, Policy
+from tierd.model import MAX_TIERS, PAGE_BYTES, Policy
 
 NOWHERE = 255
 """The place of a block that is on no tier."""

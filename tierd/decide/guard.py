@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import Flags, Floats
 from tierd.decide.heat import score
 from tierd.decide.settle import MOST_TIMES
 from tierd.decide.worth import both_ways, hot_from, warm_from
-from tierd.model import PAGE_BYTES, Flags, Floats, Policy
+from tierd.model import PAGE_BYTES, Policy
 
 LEAST_BYTES = 512 * PAGE_BYTES
 """Less than so much that was moved lately is no evidence."""

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tierd.model import MAX_TIERS, NEVER, PAGE_BYTES, PIECE, Accesses, Policy
+from tierd.bulk import NEVER, PIECE, Accesses
+from tierd.model import MAX_TIERS, PAGE_BYTES, Policy
 
 PAGES_OF_HUGE = 512
 """Base pages that share an accessed bit where a huge page is mapped, of 2 MiB."""

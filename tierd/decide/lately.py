@@ -12,8 +12,9 @@ takes the place of memory that was hot has to be about as hot as that was.
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import Floats
 from tierd.decide.heat import at_most, beyond_doubt
-from tierd.model import Floats, Policy
+from tierd.model import Policy
 
 NEW = 3.0
 """Memory is newly hot whose short average is so many times its long one: for 4 s, by default."""

@@ -19,7 +19,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.model import NodeMap, Rank, Tier, TierRoom
+from tierd.bulk import NodeMap
+from tierd.model import Rank, Tier, TierRoom
 
 FADE_S = 10.0
 """Loads count for less with this time constant."""

@@ -6,8 +6,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import Accesses
 from tierd.decide.heat import coalesce, cut, means, overlay, rate_of
-from tierd.model import Accesses, Policy
+from tierd.model import Policy
 
 UNEQUAL = 1.5
 """Variance of the pages' counts, in that of one kind, from which they are of more than one."""

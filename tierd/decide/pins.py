@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import PINNED
 from tierd.decide.heat import Ranges, cut, overlay
 from tierd.errors import Conflict, NotFound, TierdError
-from tierd.model import PAGE_BYTES, PIN_CODE, PINNED, Pin
+from tierd.model import PAGE_BYTES, PIN_CODE, Pin
 
 Pins = NDArray[np.void]
 """Of dtype PINNED, sorted and disjoint."""

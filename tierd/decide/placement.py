@@ -31,25 +31,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import MOVE, PIECE, Flags, Plan, Target
 from tierd.decide.heat import concatenate
 from tierd.decide.latency import Way
 from tierd.decide.shares import Elsewhere, nothing_elsewhere
 from tierd.decide.sharing import SharedSteps
 from tierd.decide.steps import Steps
 from tierd.decide.stock import Batch
-from tierd.model import (
-    MAX_TIERS,
-    MOVE,
-    PAGE_BYTES,
-    PIECE,
-    Flags,
-    Pid,
-    Plan,
-    Policy,
-    Target,
-    Tenant,
-    TierRoom,
-)
+from tierd.model import MAX_TIERS, PAGE_BYTES, Pid, Policy, Tenant, TierRoom
 
 EVERYBODY = Tenant(name="")
 """The tenant of everybody where there are no others."""

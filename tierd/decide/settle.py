@@ -10,9 +10,10 @@ accesses have won back what both moves cost, rests likewise, ever longer.
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import PIECE, Plan, Report
 from tierd.decide.heat import concatenate, overlay
 from tierd.decide.worth import both_ways
-from tierd.model import PAGE_BYTES, PIECE, Outcome, Plan, Policy, Report
+from tierd.model import PAGE_BYTES, Outcome, Policy
 
 REFUSED = [outcome for outcome in Outcome if outcome.is_refusal]
 MOST_TIMES = 15

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tierd.model import MAX_TIERS, Floats
+from tierd.bulk import Floats
+from tierd.model import MAX_TIERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

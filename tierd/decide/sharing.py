@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import Floats
 from tierd.decide.heat import COLD_PER_PAGE_S
 from tierd.decide.shares import by_class, by_weight, divide
 from tierd.decide.steps import Steps
 from tierd.decide.stock import Stock, in_proportion, up_to
-from tierd.model import PAGE_BYTES, Floats, Kept
+from tierd.model import PAGE_BYTES, Kept
 
 SLACK = 0.01
 """Of a tier: for less than this nobody has to make way because of shares by weight."""

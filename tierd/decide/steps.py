@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import Floats
 from tierd.decide.heat import assured, score, warmth
 from tierd.decide.lately import newly_cold, newly_hot
 from tierd.decide.latency import Way, loaded_gap_ns
 from tierd.decide.shares import Elsewhere
 from tierd.decide.stock import Batch, Stock, up_to
 from tierd.decide.worth import NEAR_CEILING, both_ways, warm_from, worthwhile
-from tierd.model import KEPT_CODE, PAGE_BYTES, Floats, Kept, Policy, Tenant, TierRoom
+from tierd.model import KEPT_CODE, PAGE_BYTES, Kept, Policy, Tenant, TierRoom
 
 WAITING = (Kept.BUDGET, Kept.NO_ROOM, Kept.SHARE, Kept.LOOK, Kept.SORTS)
 """Why hot bytes are left where they are that may be moved later."""

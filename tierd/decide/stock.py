@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.model import PAGE_BYTES, Floats
+from tierd.bulk import Floats
+from tierd.model import PAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

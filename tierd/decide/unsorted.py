@@ -41,12 +41,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import Flags, Target
 from tierd.decide.below import FEW, below, lacking
 from tierd.decide.filling import Filling
 from tierd.decide.heat import SURELY_SEEN, score
 from tierd.decide.look import Look
 from tierd.decide.worth import NEAR_CEILING, is_unsure
-from tierd.model import PAGE_BYTES, Flags, KernelMoves, Pid, Target, TierRoom
+from tierd.model import PAGE_BYTES, KernelMoves, Pid, TierRoom
 
 MANY = 0.05
 """Share of a target's accesses below at which the kernel begins to sort; at FEW it stops."""

@@ -13,8 +13,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import Floats
 from tierd.decide.heat import assured, score
-from tierd.model import PAGE_BYTES, Floats, Policy
+from tierd.model import PAGE_BYTES, Policy
 
 Gaps = TypeVar("Gaps", float, Floats)
 """One, or an array of them."""

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import Target
 from tierd.decide.heat import is_zoomed, score
 from tierd.decide.worth import hot_from, is_unsure
-from tierd.model import KEPT_CODE, PAGE_BYTES, Kept, Pid, Policy, Target
+from tierd.model import KEPT_CODE, PAGE_BYTES, Kept, Pid, Policy
 
 HIDDEN = 1 / 512
 """The least share of hot pages that is looked for."""

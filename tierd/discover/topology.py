@@ -18,15 +18,7 @@ from tierd.kernel.cxl_speed import RegionSpeed, read_speed
 from tierd.kernel.dax import read_dax_devices
 from tierd.kernel.memory_tiers import read_memory_tiers
 from tierd.kernel.nodes import NumaNode, read_nodes
-from tierd.model import (
-    PAGE_BYTES,
-    Backing,
-    CxlRegion,
-    DaxDevice,
-    Node,
-    NodeId,
-    Topology,
-)
+from tierd.model import PAGE_BYTES, Backing, CxlRegion, DaxDevice, Node, NodeId, Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

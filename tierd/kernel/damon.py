@@ -33,9 +33,10 @@ from typing import NewType, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import REGION
 from tierd.errors import Conflict, TierdError, UnsupportedKernel
 from tierd.kernel.tunable import Files, KernelFiles
-from tierd.model import REGION, Action, NodeShare, Pid, Quota, Scheme
+from tierd.model import Action, NodeShare, Pid, Quota, Scheme
 
 SlotIndex = NewType("SlotIndex", int)
 T = TypeVar("T")

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import REGION
 from tierd.kernel._errors import check
 from tierd.kernel._shim import ffi, lib
-from tierd.model import REGION, Pid
+from tierd.model import Pid
 
 if TYPE_CHECKING:
     from tierd.kernel._shim import Cursor

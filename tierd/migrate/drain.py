@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import MOVE, Plan, Report
 from tierd.kernel import process
 from tierd.migrate.mover import Mover
-from tierd.model import MOVE, PAGE_BYTES, NodeId, Outcome, Pid, Plan, Rank, Report, Tier, Topology
+from tierd.model import PAGE_BYTES, NodeId, Outcome, Pid, Rank, Tier, Topology
 
 LEAST_ROOM_BYTES = 512 * PAGE_BYTES
 """A tier with less room is passed over for the next."""

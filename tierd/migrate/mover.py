@@ -22,10 +22,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import Plan, Report
 from tierd.kernel import pages
 from tierd.kernel.pages import RANGE, Pagemap
 from tierd.migrate.limits import Limits
-from tierd.model import PAGE_BYTES, NodeId, Outcome, Pid, Plan, Report, Topology
+from tierd.model import PAGE_BYTES, NodeId, Outcome, Pid, Topology
 
 ROOM_SHARE, LEAST_BATCH_PAGES = 4, 512
 """A batch takes a quarter of the room at most: others allocate too before it is asked for again."""

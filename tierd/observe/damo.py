@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from tierd.model import REGION, Accesses, Pid
+from tierd.bulk import REGION, Accesses
+from tierd.model import Pid
 from tierd.observe.recording import BadRecording
 
 MOST_BYTES = 1 << 28

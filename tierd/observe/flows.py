@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tierd.model import PAGE_BYTES, Kept, Outcome, Plan, Report, Tier
+from tierd.bulk import Plan, Report
+from tierd.model import PAGE_BYTES, Kept, Outcome, Tier
 
 OTHERS = "others"
 """The tenant of what has no cgroup of its own."""

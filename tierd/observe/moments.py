@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.model import MAX_TIERS, Accesses, NodeId, Pid, Rank, Tier, TierKind
+from tierd.bulk import Accesses
+from tierd.model import MAX_TIERS, NodeId, Pid, Rank, Tier, TierKind
 from tierd.observe import damo
 from tierd.observe.recording import BadRecording, Frame, Kind, read
 

@@ -12,14 +12,11 @@ stored column by column of bytes, which compresses to a fifth of rows as they ar
 """
 
 import json
-import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
-from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -113,23 +110,6 @@ def _by_column(rows: NDArray[np.void], dtype: np.dtype[np.void]) -> bytes:
 def _by_row(data: bytes, dtype: np.dtype[np.void]) -> NDArray[np.void]:
     columns = np.frombuffer(data, np.uint8).reshape(dtype.itemsize, -1)
     return np.ascontiguousarray(columns.T).view(dtype).ravel()
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[FileIO]:
-    """Makes a file for a recording, which only its owner may read.
-
-    Raises:
-        TierdError: it is there already, or cannot be made.
-    """
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        raise TierdError(f"{path} is there already", hint="choose another name") from None
-    except OSError as error:
-        raise TierdError(f"{path}: {error.strerror}") from None
-    with FileIO(descriptor, "wb") as file:
-        yield file
 
 
 def read(path: Path) -> Iterator[Frame]:

@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import Accesses
 from tierd.config import HardwareConfig, Samples
 from tierd.errors import TierdError
 from tierd.kernel import pmu, text
 from tierd.kernel.pmu import Nothing, Source
-from tierd.model import Accesses, Pid
+from tierd.model import Pid
 from tierd.sample.hardware import Hardware, Sampling
 from tierd.sample.hits import Hits
 from tierd.sample.sampler import Sampler

@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import HIT, LOAD, NO_LOADS
 from tierd.kernel.accesses import ACCESS, AccessRing, are_stores, served_by_memory
 from tierd.kernel.pmu import Source
 from tierd.kernel.process import has_other_numbers, read_leader
-from tierd.model import HIT, LOAD, NO_LOADS, PAGE_BYTES, Pid
+from tierd.model import PAGE_BYTES, Pid
 
 SAMPLE_S = 5e-6
 """CPU time of a sample, from its interrupt to its place in an array."""

@@ -15,7 +15,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.model import PAGE_BYTES, REGION, Accesses, Pid
+from tierd.bulk import REGION, Accesses
+from tierd.model import PAGE_BYTES, Pid
 
 KEPT_S = 30.0
 FORGOTTEN = 0.25

@@ -37,7 +37,7 @@ def probe(
     Args:
         pid: the target.
         pieces: dtype PIECE.
-        rank_of_node: as of Topology.rank_of_node(). Pages on other nodes count for no tier.
+        rank_of_node: as of bulk.rank_nodes(). Pages on other nodes count for no tier.
         budget_pages: at most so many pages are asked for.
         now_s: CLOCK_MONOTONIC.
         rng: where in its stretch of a piece each page is taken.

@@ -7,7 +7,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tierd.model import Accesses, Pid
+from tierd.bulk import Accesses
+from tierd.model import Pid
 from tierd.sample.hardware import Sampling
 from tierd.sample.tuning import Tuning
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, Self
 
+from tierd.bulk import NO_LOADS, Accesses
 from tierd.config import DamonConfig
 from tierd.errors import TierdError, UnsupportedKernel
 from tierd.journal import Journal
@@ -23,7 +24,7 @@ from tierd.kernel import process, tracepoint
 from tierd.kernel.damon import Admin, Operations, Setup, SlotIndex
 from tierd.kernel.ring import Snapshot
 from tierd.kernel.tunable import Files
-from tierd.model import COUNT_ALL, NO_LOADS, Accesses, Pid, Scheme
+from tierd.model import COUNT_ALL, Pid, Scheme
 from tierd.sample import tuning
 from tierd.sample.governor import Governor, Started
 from tierd.sample.kdamonds import Kdamonds, has_exited, no_process

@@ -14,11 +14,12 @@ from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass
 
+from tierd.bulk import Accesses
 from tierd.errors import TierdError
 from tierd.kernel import task
 from tierd.kernel.damon import Admin, Setup
 from tierd.kernel.tracepoint import Tracepoint
-from tierd.model import PAGE_BYTES, Accesses, Pid
+from tierd.model import PAGE_BYTES, Pid
 from tierd.sample.kdamonds import Claimed
 from tierd.sample.reader import Reader, RingReader
 

@@ -16,20 +16,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tierd.bulk import MOVE, Plan, Report
 from tierd.kernel import pages, vmstat, zoneinfo
 from tierd.migrate.limits import LimitsReader
 from tierd.migrate.mover import Mover
 from tierd.model import (
-    MOVE,
     PAGE_BYTES,
     Backing,
     Node,
     NodeId,
     Outcome,
     Pid,
-    Plan,
     Rank,
-    Report,
     Tier,
     TierKind,
     Topology,

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tierd.bulk import REGION, Accesses
 from tierd.config import DamonConfig
 from tierd.journal import Journal
-from tierd.model import REGION, Accesses, Pid
+from tierd.model import Pid
 from tierd.sample.session import Session
 
 RECORDED = np.dtype([("at_s", "f8"), ("sample_us", "u4"), ("aggregation_us", "u4"), *REGION.descr])

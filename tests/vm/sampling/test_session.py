@@ -18,12 +18,13 @@ import pytest
 from guests.guest import REPOSITORY
 from numpy.typing import NDArray
 
+from tierd.bulk import PIECE, Accesses
 from tierd.config import DamonConfig
 from tierd.errors import Conflict, TierdError
 from tierd.journal import Journal, Slots, Tunable
 from tierd.kernel import tracepoint
 from tierd.kernel.damon import Admin, ExclusiveUse, Setup, Slot, SlotIndex
-from tierd.model import PIECE, Accesses, Pid
+from tierd.model import Pid
 from tierd.sample import residence
 from tierd.sample.reader import RingReader
 from tierd.sample.session import Session
