@@ -29,12 +29,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="central",
         help="on which kernels guests' tests run: each on one and the central ones on all, or all",
     )
-    parser.addoption(
-        "--guests",
-        choices=["all", "cxl", "others"],
-        default="all",
-        help="whether tests run that take a guest with CXL, or the others, so that two runs share",
-    )
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,14 +10,13 @@ It runs on the kernel that the mark names (kernel=Kernel.LTS), by default the la
 `thorough` runs with --kernels=all alone: it takes long, and another one shows the essence.
 
 One guest is up at a time and serves all tests of its machine in turn, so what a test changes in it,
-the test puts back. With --guests=cxl those tests run that take one with CXL, with --guests=others
-all but these: so two runs beside each other do all. A test whose guest ended by a fault of the
-emulator, and by nothing else, runs again in a new one, and the summary tells.
+the test puts back. A test whose guest ended by a fault of the emulator, and by nothing else, runs
+again in a new one, and the summary tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -27,7 +26,7 @@ from guests.debian import Debian
 from guests.errors import EmulatorFault, GuestLost
 from guests.guest import Guest
 from guests.kernels import Kernel
-from guests.topology import Kind, Topology
+from guests.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +103,9 @@ def _machines(metafunc: pytest.Metafunc) -> list[Machine]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Puts the tests of one machine together, after all tests that take none."""
     if config.getoption("kernels") != "all":
-        _leave_out(config, items, lambda item: item.get_closest_marker("thorough") is not None)
-    if (guests := config.getoption("guests")) != "all":
-        _leave_out(config, items, lambda item: _has_cxl(item) != (guests == "cxl"))
+        thorough = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=thorough)
+        items[:] = [item for item in items if item not in thorough]
     order: dict[Machine | None, int] = {None: 0}
     for item in items:
         machine = _machine_of(item)
@@ -114,19 +113,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if machine is not None:
             item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=EmulatorFault))
     items.sort(key=lambda item: order[_machine_of(item)])
-
-
-def _leave_out(
-    config: pytest.Config, items: list[pytest.Item], is_out: Callable[[pytest.Item], bool]
-) -> None:
-    out = [item for item in items if is_out(item)]
-    config.hook.pytest_deselected(items=out)
-    items[:] = [item for item in items if item not in out]
-
-
-def _has_cxl(item: pytest.Item) -> bool:
-    machine = _machine_of(item)
-    return machine is not None and machine.topology.kind is Kind.CXL
 
 
 @pytest.hookimpl(wrapper=True)
