@@ -22,7 +22,7 @@ class SharedSteps(Steps):
 
     full = Kept.SHARE
 
-    def _fill_hot(self, rank: int, rising: Stock, sinking: Stock) -> None:
+    def _fill_hot(self, rank: int, rising: Stock) -> None:
         """Plans the moves of several tenants: each keeps to its share, and within that to heat.
 
         Who has more than its share makes way first, as far as others lack room for theirs. The
@@ -39,7 +39,7 @@ class SharedSteps(Steps):
         all_gain, all_due = _gains(rises + self.elsewhere.rises[:, rank], uses, share, guaranteed)
         tier_bytes = float(has.sum() + self.free[rank])
         lacking = self._lacking(rank, float(all_gain.sum()), float(all_due.sum()), tier_bytes)
-        sinking = self._reclaim(rank, sinking, has, share, lacking)
+        sinking = self._reclaim(rank, self._sinking(rank), has, share, lacking)
         room = max(self.free[rank], 0.0)
         first = in_proportion(room, due)
         left = max(room - first.sum(), 0.0)

@@ -102,19 +102,20 @@ class Steps:
 
     def fill(self, rank: int) -> None:
         """Plans the moves between tier `rank` and those below it."""
-        rising, sinking = self._rising(rank), self._sinking(rank)
         before = float(self.rising_bytes)
-        self._fill_hot(rank, rising, sinking)
+        self._fill_hot(rank, self._rising(rank))
         self._fill_idle(rank)
         self._fill_room(rank, before - self.rising_bytes)
 
-    def _fill_hot(self, rank: int, rising: Stock, sinking: Stock) -> None:
+    def _fill_hot(self, rank: int, rising: Stock) -> None:
         """Plans the moves of what is hot: all compete by heat."""
         shortfall = self._shortfall(rank)
         room = max(float(self.free[rank]), 0.0) - shortfall
         budgets = (self.budget_bytes, self.rising_bytes)
         self.owed.append(np.zeros(1))
-        self._fill(rank, rising, sinking, room=room, shortfall=shortfall, budgets=budgets)
+        if len(rising.piece) or shortfall > 0:  # else nothing makes way
+            sinking = self._sinking(rank)
+            self._fill(rank, rising, sinking, room=room, shortfall=shortfall, budgets=budgets)
 
     def _fill_idle(self, rank: int) -> None:
         """Has hot bytes that wait for the kernel take room that is free; nothing makes way."""
@@ -323,12 +324,12 @@ class Steps:
         heat = self.lasting.copy()
         heat[new] = np.maximum(heat[new], newly)
         stock = self._stock_of(piece, column + rank + 1, rank, heat[piece])
-        hot = stock.heat >= stock.margin
+        stock = stock.take(np.flatnonzero(stock.heat >= stock.margin))
         rests, held, swings = (flags[stock.piece] for flags in (self.rests, self.held, self.swings))
         held &= ~(self.rises_on[stock.piece] & (stock.tier == self.fastest[stock.piece]))
         closed, unsorted = self._is_closed(stock, rank), self.unsorted[stock.piece]
-        spare = self.spare[stock.piece] if rank == 0 else np.zeros(len(hot), np.bool_)
-        may_rise = hot
+        spare = self.spare[stock.piece] & (rank == 0)
+        may_rise = np.ones(len(stock.piece), np.bool_)
         for why, flags in (
             (Kept.RESTS, rests),
             (Kept.LOADED, closed),
