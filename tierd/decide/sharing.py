@@ -52,8 +52,9 @@ class SharedSteps(Steps):
         budgets = self._budgets(wanted, allowed)
         for tenant in np.argsort(gain / self.weight, kind="stable"):
             up, down, room = mine[tenant]
-            left = np.minimum(budgets[tenant], (self.budget_bytes, self.rising_bytes))
-            self._fill(rank, up, down, room=room, shortfall=0.0, budgets=left)
+            if len(up.piece):
+                left = np.minimum(budgets[tenant], (self.budget_bytes, self.rising_bytes))
+                self._fill(rank, up, down, room=room, shortfall=0.0, budgets=left)
 
     def _budgets(self, wanted: Floats, room: Floats) -> Floats:
         """Divides the budgets by weight; what one doesn't need is the others'.

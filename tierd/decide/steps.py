@@ -224,8 +224,6 @@ class Steps:
             shortfall: bytes that have to go where they are cold.
             budgets: bytes that may be moved, and that may be moved up.
         """
-        if not len(rising.piece) and shortfall <= 0 <= room:
-            return
         below, (budget, rising_budget) = self._below(rank), budgets
         wanted = self._wanted(rank, rising, sinking, room)
         may_rise = self._without_awaiting(rising, wanted)
