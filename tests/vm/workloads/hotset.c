@@ -16,7 +16,8 @@
  * hottest change places with the next ones. SIGTERM, SIGINT or --seconds end it.
  *
  * Each second it prints a line of JSON; where the pages are it asks of move_pages(2), and which
- * nodes count as fast it is told by --fast-nodes (0 by default):
+ * nodes count as fast it is told by --fast-nodes (0 by default). Seconds, here and in its options,
+ * are those of its accesses, what a line takes not among them:
  *
  *   {"t": 3.0, "ops_per_s": 612345, "window": 0, "hot_pages": 2048, "hot_on_fast": 2048,
  *    "cold_pages": 14336, "cold_on_slow": 14336, "absent": 0, "hit_ratio": 0.9,
@@ -404,7 +405,7 @@ static struct census take_census(const struct hotset *set)
 	return census;
 }
 
-static void report(struct hotset *set, double elapsed_s, double ops_per_s)
+static void report(struct hotset *set, double t, double ops_per_s)
 {
 	struct census census = take_census(set);
 
@@ -412,7 +413,7 @@ static void report(struct hotset *set, double elapsed_s, double ops_per_s)
 	       "\"hot_pages\": %" PRIu64 ", \"hot_on_fast\": %" PRIu64 ", "
 	       "\"cold_pages\": %" PRIu64 ", \"cold_on_slow\": %" PRIu64 ", "
 	       "\"absent\": %" PRIu64 ", \"hit_ratio\": %.4f, \"hot_ratio\": %.4f}\n",
-	       elapsed_s, ops_per_s, set->window, census.hot_pages, census.hot_on_fast,
+	       t, ops_per_s, set->window, census.hot_pages, census.hot_on_fast,
 	       census.cold_pages, census.cold_on_slow, census.absent,
 	       (double)census.hits / census.accesses,
 	       (double)census.hot_accesses / census.accesses);
@@ -420,8 +421,8 @@ static void report(struct hotset *set, double elapsed_s, double ops_per_s)
 	memset(set->accesses, 0, page_count(set) * sizeof(*set->accesses));
 }
 
-/* Works for a second and returns the accesses per second. */
-static double work_a_second(struct hotset *set)
+/* Works for a second, adds it to what it has worked, and returns the accesses per second. */
+static double work_a_second(struct hotset *set, double *worked_s)
 {
 	double start = now(), end;
 	uint64_t done = 0;
@@ -431,25 +432,26 @@ static double work_a_second(struct hotset *set)
 		done += BATCH;
 		end = now();
 	} while (end - start < 1 && !stop);
+	*worked_s += end - start;
 	return done / (end - start);
 }
 
 static void work(struct hotset *set)
 {
-	double start = now(), moved = start;
+	double t = 0, moved = 0;
 
 	while (!stop) {
-		double ops_per_s = work_a_second(set);
+		double ops_per_s = work_a_second(set, &t);
 
-		report(set, now() - start, ops_per_s);
-		if (set->options.move_every_s && now() - moved >= set->options.move_every_s)
+		report(set, t, ops_per_s);
+		if (set->options.move_every_s && t - moved >= set->options.move_every_s)
 			move = 1;
 		if (move) {
 			move = 0;
-			moved = now();
+			moved = t;
 			move_window(set);
 		}
-		if (set->options.duration_s && now() - start >= set->options.duration_s)
+		if (set->options.duration_s && t >= set->options.duration_s)
 			stop = 1;
 	}
 }

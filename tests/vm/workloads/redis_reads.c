@@ -258,7 +258,7 @@ static struct census take_census(const struct reads *reads)
 	return census;
 }
 
-static void report(struct reads *reads, double elapsed_s, double ops_per_s)
+static void report(struct reads *reads, double t, double ops_per_s)
 {
 	struct census census = take_census(reads);
 
@@ -266,14 +266,15 @@ static void report(struct reads *reads, double elapsed_s, double ops_per_s)
 	       "\"hot_on_fast\": %" PRIu64 ", \"cold_pages\": %" PRIu64 ", "
 	       "\"cold_on_slow\": %" PRIu64 ", \"absent\": %" PRIu64 ", "
 	       "\"hit_ratio\": %.4f, \"hot_ratio\": %.4f}\n",
-	       elapsed_s, ops_per_s, census.hot, census.hot_on_fast, census.cold,
+	       t, ops_per_s, census.hot, census.hot_on_fast, census.cold,
 	       census.cold_on_slow, census.absent, (double)census.hits / census.accesses,
 	       (double)census.hot_accesses / census.accesses);
 	fflush(stdout);
 	memset(reads->accesses, 0, reads->keys * sizeof(*reads->accesses));
 }
 
-static double read_a_second(struct reads *reads)
+/* Reads for a second, adds it to what it has read, and returns the reads per second. */
+static double read_a_second(struct reads *reads, double *read_s)
 {
 	double start = now(), end;
 	uint64_t done = 0;
@@ -283,6 +284,7 @@ static double read_a_second(struct reads *reads)
 		done += BATCH;
 		end = now();
 	} while (end - start < 1 && !stop);
+	*read_s += end - start;
 	return done / (end - start);
 }
 
@@ -290,7 +292,7 @@ int main(int argc, char **argv)
 {
 	struct reads reads = { .random = 0x853c49e6748fea9bULL };
 	struct sigaction action = { .sa_handler = on_stop };
-	double start;
+	double t = 0;
 
 	if (argc != 8)
 		error(2, 0, "SOCKET SERVER_PID KEYS VALUE_BYTES EXPONENT HOT_KEYS FAST_NODE");
@@ -307,11 +309,10 @@ int main(int argc, char **argv)
 	make_ranks(&reads, atof(argv[5]));
 	find_values(&reads);
 	connect_to(&reads, argv[1]);
-	start = now();
 	while (!stop) {
-		double ops_per_s = read_a_second(&reads);
+		double ops_per_s = read_a_second(&reads, &t);
 
-		report(&reads, now() - start, ops_per_s);
+		report(&reads, t, ops_per_s);
 	}
 	return 0;
 }

@@ -88,14 +88,13 @@ def scan(path: Path, fast_node: int) -> None:
     database.execute(f"PRAGMA mmap_size={MAPPED_BYTES}")
     rows = database.execute("SELECT count(length(text)) FROM t").fetchone()[0]
     mapping = Mapping(path)
-    begun_s = last_s = time.monotonic()
-    done = 0
+    last_s, t, done = time.monotonic(), 0.0, 0
     for count in scan_forever(database, rows):
         done += count
         now_s = time.monotonic()
-        if now_s - last_s >= 1:
-            pages_per_s = done / rows * mapping.count / (now_s - last_s)
-            report(mapping, fast_node, now_s - begun_s, pages_per_s)
+        if (second := now_s - last_s) >= 1:
+            t += second
+            report(mapping, fast_node, t, done / rows * mapping.count / second)
             last_s, done = time.monotonic(), 0
 
 
