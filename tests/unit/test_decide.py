@@ -844,6 +844,7 @@ def test_who_has_a_maximum_lacks_no_room() -> None:
 
 
 @settings(max_examples=15, deadline=None)
+@example(seed=313, start=120, length=548, capacity=1000)
 @given(
     seed=st.integers(0, 1 << 16),
     start=st.integers(0, 3000),
@@ -858,11 +859,17 @@ def test_a_steady_hot_set_converges_and_then_nothing_moves(
     for _ in range(40):
         world.round()
     assert world.fast_share(rate > 1) > 0.97
-    settled = world.moved_pages
+    moves, times = list[int](), np.zeros(len(rate), int)
     for _ in range(100):
+        before, moved = world.tier.copy(), world.moved_pages
         world.round()
-    at_the_edges = 64  # regions are cut up to four pages off, and now and then much wider
-    assert world.moved_pages - settled <= 0.01 * length + at_the_edges
+        moves.append(world.moved_pages - moved)
+        times += world.tier != before
+    assert times.max() <= 1, "none comes back"
+    *others, widest = sorted(moves)
+    at_the_edges = 64  # regions are cut up to four pages off, and one in hundreds of runs 89
+    assert sum(others) <= 0.01 * length + at_the_edges
+    assert widest <= 2 * at_the_edges
 
 
 @settings(max_examples=2, deadline=None)
