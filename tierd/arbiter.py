@@ -110,7 +110,8 @@ class Arbiter:
 
         After a look by which it took up little it waits twice as long, up to a minute of the
         program's CPU time. That few of its pages were due then says nothing of the others, so it is
-        to look as often as it ever does.
+        to look as often as it does by itself at the most. Where it is to begin anew at once, it is
+        through with what no thread accesses ten times as soon, and looks at nothing twice in that.
         """
         try:
             shortest = self._otherwise(numa_balancing.SHORTEST_LOOK)
@@ -120,7 +121,10 @@ class Arbiter:
             return {}
         looks = {}
         if look.often and shortest is not None and longest is not None:
-            looks[numa_balancing.LONGEST_LOOK] = str(shortest)
+            period_ms = min(shortest, numa_balancing.LEAST_MS) if look.anew else shortest
+            looks[numa_balancing.LONGEST_LOOK] = str(period_ms)
+            if period_ms != shortest:
+                looks[numa_balancing.SHORTEST_LOOK] = str(period_ms)
         if within_ms is not None and (hot_ms := look.hot_ms(within_ms)) != within_ms:
             looks[numa_balancing.HOT_WITHIN] = str(hot_ms)
         return looks

@@ -255,6 +255,35 @@ def test_the_kernel_looks_often_while_it_sorts(
     assert longest_look.read_text().strip() == "60000"
 
 
+def test_a_look_begins_anew_as_soon_as_the_kernel_can(
+    root: Path, arbiter: Arbiter, journal: Journal, longest_look: Path
+) -> None:
+    write(root, "0")
+    shortest_look = root / numa_balancing.SHORTEST_LOOK
+    for anew, periods in (
+        (True, ("100", "100")),
+        (False, ("1000", "1000")),
+        (True, ("100", "100")),
+    ):
+        arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(anew=anew))
+        assert (shortest_look.read_text().strip(), longest_look.read_text().strip()) == periods
+    list(journal.undo())
+    assert (shortest_look.read_text().strip(), longest_look.read_text().strip()) == (
+        "1000",
+        "60000",
+    )
+
+
+def test_a_period_that_is_shorter_yet_is_kept(
+    root: Path, arbiter: Arbiter, longest_look: Path
+) -> None:
+    write(root, "0")
+    shortest_look = root / numa_balancing.SHORTEST_LOOK
+    shortest_look.write_text("50\n")
+    arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(anew=True))
+    assert (shortest_look.read_text().strip(), longest_look.read_text().strip()) == ("50", "50")
+
+
 @pytest.fixture
 def within(root: Path) -> Path:
     within = root / numa_balancing.HOT_WITHIN

@@ -223,6 +223,19 @@ def test_the_kernel_looks_often_but_for_first_looks() -> None:
     assert waiting.after([UNSORTED], [Pid(1)], now_s=2).look == Look()
 
 
+@pytest.mark.parametrize(
+    ("had", "free", "anew"), [(1000, 201, True), (1000, 200, False), (0, 1000, False)]
+)
+def test_later_looks_begin_anew_at_once_while_there_is_much_room(
+    had: int, free: int, *, anew: bool
+) -> None:
+    """Where others may have to make way, they come as the kernel has them come."""
+    first = Sorting().with_room(roomy(had)).after([], [Pid(1)], now_s=0)
+    over = looked(first.with_room(roomy(had)), OVER, OVER, now_s=1)
+    again = over.with_room(roomy(free, 1000)).after([UNSORTED], [Pid(1)], now_s=2)
+    assert [sorting.look and sorting.look.anew for sorting in (first, again)] == [False, anew]
+
+
 def test_a_turn_waits_for_a_target_that_accesses_nothing_yet() -> None:
     """A server that is up before its clients are; for minutes, as the kernel sorts for nobody."""
     idle = target((0, 5, HOT, [0, 1]), (5, 95, 0.0, [0, 1]))

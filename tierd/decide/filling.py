@@ -14,6 +14,8 @@ from tierd.model import PAGE_BYTES, KernelMoves, Rank, TierRoom
 LEAST_ROOM, LEAST_LEFT = 0.5, 0.1
 """This share of the headroom is not worth a look, which has every page below fault once more; and
 this one not the rest of a look that goes on."""
+MUCH_ROOM = 2.0
+"""So many times the headroom are worth a look as soon as can be."""
 
 NO_ROOM = TierRoom(rank=Rank(0), capacity_bytes=0, free_bytes=0, headroom_bytes=0, latency_ns=None)
 
@@ -32,6 +34,14 @@ class Filling:
     cold_bytes: float = 0.0
     left_bytes: int | None = None
     look_bytes: int = 0
+
+    @property
+    def has_much_room(self) -> bool:
+        """Whether much is left that is free, so that nothing has to make way for a look's pages."""
+        if self.left_bytes is None:
+            return False
+        free_bytes = min(self.left_bytes, self.room.free_bytes)
+        return free_bytes > MUCH_ROOM * self.room.headroom_bytes
 
     @property
     def unused_bytes(self) -> int:

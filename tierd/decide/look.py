@@ -20,17 +20,21 @@ class Look:
     the kernel is not to look often, which has it adapt what counts as hot: that is set here.
 
     Later ones are for pages of which samples tell how hot they are, and find as many lukewarm ones
-    for each second that counts.
+    for each second that counts. Of mappings that no thread accesses the kernel looks at one in each
+    period, before it begins anew: where there are forty, once in forty periods.
 
     Args:
         first: whether tierd's own samples tell nothing yet of what it looks at.
-        often: whether it looks as often as it can, as it is not to in a first look.
+        often: whether it looks as often as it does by itself at the most, as it is not to in a
+            first look.
+        anew: whether it is to begin anew at once, by periods as short as it takes.
         held_up_s: how long promotions of a first look have kept a program from its own code.
         within_s: within so long what a later look is for is accessed.
     """
 
     first: bool = False
     often: bool = True
+    anew: bool = False
     held_up_s: float = 0.0
     within_s: float = math.inf
 

@@ -140,6 +140,7 @@ class Sorting:
         return Look(
             first=not self.knows,
             often=self.looked or not self.came_s,  # first looks come by themselves
+            anew=self.looked and bool(self.came_s) and self.filling.has_much_room,
             held_up_s=self.held_up_s,
             within_s=self.within_s if self.looked else math.inf,
         )

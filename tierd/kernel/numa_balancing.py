@@ -27,6 +27,8 @@ DEMOTES = "sys/kernel/mm/numa/demotion_enabled"
 SHORTEST_LOOK, LONGEST_LOOK = (
     f"sys/kernel/debug/sched/numa_balancing/scan_period_{which}_ms" for which in ("min", "max")
 )
+LEAST_MS = 100
+"""The kernel looks no more often than that, for 256 MiB at a time (fair.c: task_scan_min)."""
 HOT_WITHIN = "sys/kernel/debug/sched/numa_balancing/hot_threshold_ms"
 OFF = "0"
 YES = "true"
