@@ -103,14 +103,16 @@ class Run:
 
     @property
     def arrived_s(self) -> float:
-        """Seconds until the hits were there to stay, the mean of the windows.
+        """Seconds until the hits were there to stay, the mean of the windows, in tenths.
 
-        A window in which they never were counts with its length.
+        A window in which they never were counts with its length. By some thousandths seconds are
+        too long, as a program looks at its clock now and then.
         """
-        return statistics.mean(
+        mean = statistics.mean(
             (of_it[-1] if there is None else there).t - of_it[0].t
             for of_it, there in self._arrivals()
         )
+        return round(mean, 1)
 
     @property
     def has_arrived(self) -> bool:

@@ -42,7 +42,7 @@ from benches._speed import GROUP, Steps, measured
 from benches.figure import Figure
 
 FOLDER = REPOSITORY / ".out" / "shootout"
-SECONDS = 40
+SECONDS = 120
 BARE_SECONDS = 10
 FIRST_SAMPLE_S = 300
 
