@@ -224,15 +224,17 @@ def test_the_kernel_looks_often_but_for_first_looks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("had", "free", "anew"), [(1000, 201, True), (1000, 200, False), (0, 1000, False)]
+    ("had", "free", "now_s", "anew"),
+    [(1000, 201, 2, True), (1000, 200, 2, False), (0, 1000, 2, False), (1000, 201, FIRST_S, False)],
+    ids=["much room", "little", "of no room at first", "for long"],
 )
 def test_later_looks_begin_anew_at_once_while_there_is_much_room(
-    had: int, free: int, *, anew: bool
+    had: int, free: int, now_s: float, *, anew: bool
 ) -> None:
     """Where others may have to make way, they come as the kernel has them come."""
     first = Sorting().with_room(roomy(had)).after([], [Pid(1)], now_s=0)
     over = looked(first.with_room(roomy(had)), OVER, OVER, now_s=1)
-    again = over.with_room(roomy(free, 1000)).after([UNSORTED], [Pid(1)], now_s=2)
+    again = over.with_room(roomy(free, 1000)).after([UNSORTED], [Pid(1)], now_s=now_s)
     assert [sorting.look and sorting.look.anew for sorting in (first, again)] == [False, anew]
 
 

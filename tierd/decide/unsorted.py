@@ -79,7 +79,8 @@ FIRST_BYTES = 64 << 20
 NOBODY_S = 300.0
 """For so long it sorts where no target is, or none that accesses anything."""
 FIRST_S = 60.0
-"""So old a target has to be for regions of which few pages may be hot to take free room.
+"""So old a target has to be for regions of which few pages may be hot to take free room. By then
+the kernel looks no more often than it does by itself, since every program pays for that.
 
 The longest period of the kernel's looks by itself (numa_balancing/scan_period_max_ms). But of
 mappings that a program does not access it looks at one in each, before it begins again."""
@@ -95,8 +96,9 @@ NOTHING = KernelMoves()
 class Sorting:
     """Whether the kernel is to sort, and what that is told from.
 
-    `many_s` is since when many accesses have gone below, `came_s` when each target came, `alone_s`
-    since when none is there, infinite while some are. `left` is the share that went below when the
+    `many_s` is since when many accesses have gone below, `came_s` when each target came, `is_new`
+    whether the last one did within FIRST_S, and `alone_s` since when none is there, infinite while
+    some are. `left` is the share that went below when the
     last turn ended with a full tier, infinite while it is not known, 0 where it ended with few; and
     `rests_s` how long the kernel rests then. `is_filled` is whether it has filled the tier by
     targets of which some are left, and more than few went below ever since. `waits` is whether its
@@ -116,6 +118,7 @@ class Sorting:
     rests_s: float = RESTS_S
     is_filled: bool = False
     came_s: Mapping[Pid, float] = field(default_factory=dict)
+    is_new: bool = False
     alone_s: float = math.inf
     waits: bool = False
     knows: bool = False
@@ -140,7 +143,7 @@ class Sorting:
         return Look(
             first=not self.knows,
             often=self.looked or not self.came_s,  # first looks come by themselves
-            anew=self.looked and bool(self.came_s) and self.filling.has_much_room,
+            anew=self.looked and self.is_new and self.filling.has_much_room,
             held_up_s=self.held_up_s,
             within_s=self.within_s if self.looked else math.inf,
         )
@@ -220,7 +223,8 @@ class Sorting:
         """
         came_s = {pid: self.came_s.get(pid, now_s) for pid in watched}
         alone_s = math.inf if came_s else min(self.alone_s, now_s)
-        seen = replace(self, came_s=came_s, alone_s=alone_s)
+        is_new = now_s - max(came_s.values(), default=-math.inf) < FIRST_S
+        seen = replace(self, came_s=came_s, is_new=is_new, alone_s=alone_s)
         share = seen._below([target.pieces for target in targets], now_s)
         seen = replace(seen, many_s=min(self.many_s, now_s) if share > MANY else math.inf)
         if came_s.keys() - self.came_s.keys():
@@ -257,6 +261,7 @@ class Sorting:
         return Sorting(
             many_s=self.many_s,
             came_s=self.came_s,
+            is_new=True,
             is_filled=self.is_filled and any_stays,
             filling=self.filling.begun(self.taken),
             waits=has_looked,
