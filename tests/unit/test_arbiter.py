@@ -268,10 +268,8 @@ def test_a_look_begins_anew_as_soon_as_the_kernel_can(
         arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(anew=anew))
         assert (shortest_look.read_text().strip(), longest_look.read_text().strip()) == periods
     list(journal.undo())
-    assert (shortest_look.read_text().strip(), longest_look.read_text().strip()) == (
-        "1000",
-        "60000",
-    )
+    put_back = shortest_look.read_text().strip(), longest_look.read_text().strip()
+    assert put_back == ("1000", "60000")
 
 
 def test_a_period_that_is_shorter_yet_is_kept(
