@@ -6,8 +6,10 @@
  *          [--sweep | --zipf EXPONENT] [--move-every SECONDS] [--seconds N] [--cpu N]
  *          [--fast-nodes LIST] [--no-waker] [--verify]
  *
- * The buffer is filled on the given node, under a memory policy that doesn't outlast the filling.
- * Then cache lines of it are read, changed and written at random: SHARE percent of the accesses go to
+ * The buffer is filled on the given node, by threads for 32 MiB each, under a memory policy of theirs
+ * alone. The kernel looks at a program's memory by each thread's CPU time, and at nothing that is
+ * under such a policy: a look that fell into the filling would be in vain, and the next one three
+ * seconds later; so none is to. Then cache lines of it are read, changed and written at random: SHARE percent of the accesses go to
  * the hot window, the rest anywhere in the buffer; with --stride the window is every second page of
  * twice its range, with --sweep the rest goes through the buffer from its start to its end, again and
  * again. With --zipf the page of rank r gets a share of all accesses that is proportional to
@@ -40,6 +42,7 @@
 #include <inttypes.h>
 #include <linux/mempolicy.h>
 #include <math.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -61,6 +64,7 @@
 #define WORDS_PER_LINE (LINE_BYTES / sizeof(uint64_t))
 #define BATCH 1024
 #define QUERY_PAGES 4096
+#define FILL_WORDS (32 * MIB / sizeof(uint64_t))
 
 struct options {
 	uint64_t size;
@@ -170,28 +174,52 @@ static void prefer_node(int node)
 		error(2, errno, "set_mempolicy: node %d", node);
 }
 
-static void prefer_no_node(void)
+/* What a thread fills. */
+struct part {
+	uint64_t *words;
+	uint64_t first, end;
+	int node;
+};
+
+static void *fill(void *data)
 {
-	if (syscall(SYS_set_mempolicy, MPOL_DEFAULT, NULL, 0))
-		error(2, errno, "set_mempolicy");
+	const struct part *part = data;
+
+	if (part->node >= 0)
+		prefer_node(part->node);
+	for (uint64_t index = part->first; index < part->end; index++)
+		part->words[index] = pattern(index, 0);
+	return NULL;
+}
+
+static void fill_by_thread(struct part *part)
+{
+	pthread_t filler;
+	int code = pthread_create(&filler, NULL, fill, part);
+
+	if (code)
+		error(2, code, "pthread_create");
+	pthread_join(filler, NULL);
 }
 
 static void allocate(struct hotset *set)
 {
 	void *buffer = mmap(NULL, set->options.size, PROT_READ | PROT_WRITE,
 			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct part part = { .node = set->options.node };
 
 	if (buffer == MAP_FAILED)
 		error(2, errno, "mmap");
 	/* Pages are counted one by one. */
 	if (madvise(buffer, set->options.size, MADV_NOHUGEPAGE))
 		error(2, errno, "madvise");
-	set->words = buffer;
-	if (set->options.node >= 0)
-		prefer_node(set->options.node);
-	for (uint64_t index = 0; index < set->word_count; index++)
-		set->words[index] = pattern(index, 0);
-	prefer_no_node();
+	set->words = part.words = buffer;
+	for (; part.first < set->word_count; part.first = part.end) {
+		uint64_t left = set->word_count - part.first;
+
+		part.end = part.first + (left < FILL_WORDS ? left : FILL_WORDS);
+		fill_by_thread(&part);
+	}
 }
 
 static uint64_t page_count(const struct hotset *set)
