@@ -343,7 +343,7 @@ def test_a_later_look_is_for_what_has_to_rise() -> None:
 
 
 def test_where_there_was_room_later_looks_are_for_what_there_is_of_it() -> None:
-    """And for what may make way, once samples tell of that."""
+    """And for what may make way, once samples tell of that, beyond the headroom."""
     first = Sorting().with_room(roomy(1000)).after([], [Pid(1)], now_s=0)
     assert looked(first, FOUND, now_s=0.1).promotes
     young = looked(first.with_room(roomy(60)), OVER, OVER, now_s=0.2)
@@ -355,7 +355,10 @@ def test_where_there_was_room_later_looks_are_for_what_there_is_of_it() -> None:
     assert looked(known, some, now_s=2.1).lacking_pages == 60, "the kernel counts these itself"
     assert looked(known, some, OVER, now_s=2.1).lacking_pages == 55
     assert looked(known.with_room(roomy(70)), some, OVER, now_s=2.1).lacking_pages == 60
-    cold = known.with_room(roomy(60), 30 * PAGE_BYTES).once_moved([UNSORTED.pieces], now_s=2)
+    some_cold = known.with_room(roomy(60), HEADROOM * PAGE_BYTES)
+    assert some_cold.once_moved([UNSORTED.pieces], now_s=2).lacking_pages == 60
+    cold = known.with_room(roomy(60), (HEADROOM + 30) * PAGE_BYTES)
+    cold = cold.once_moved([UNSORTED.pieces], now_s=2)
     assert cold.lacking_pages == 90
     little = target((0, 10, HOT, [0, 1]), (10, 100, HOT, [1]))
     assert cold.once_moved([little.pieces], now_s=2).lacking_pages == 10
@@ -372,8 +375,12 @@ def test_a_look_ends_before_the_room_does() -> None:
     enough = 2 * FOUND.promoted
     assert looked(first.with_room(roomy(enough)), FOUND, now_s=0.1).promotes
     assert not looked(first.with_room(roomy(enough - 1)), FOUND, now_s=0.1).promotes
-    cache = first.with_room(roomy(0, FOUND.promoted))
-    assert looked(cache, FOUND, now_s=0.1).promotes, "page cache makes way"
+    cache = HEADROOM + FOUND.promoted
+    for pages, promotes in (
+        (cache, True),
+        (cache - 1, False),
+    ):  # page cache makes way, as much as that
+        assert looked(first.with_room(roomy(0, pages)), FOUND, now_s=0.1).promotes is promotes
     full = Sorting().with_room(roomy(HEADROOM - 10, 10)).after([], [Pid(1)], now_s=0)
     assert looked(full, FOUND, now_s=0.1).promotes, "others make way, whatever they are"
 
@@ -387,7 +394,8 @@ def test_where_there_was_room_the_tier_is_full_once_there_is_none(
 ) -> None:
     """Not yet when some make way: page cache does too. A look that goes on ends with the room.
 
-    What is cold is room until others make way: the kernel does not know which are as cold.
+    What is cold is room until others make way: the kernel does not know which are as cold. Of both
+    some hot pages would make way as well, where they are no more than the headroom.
     """
     new = Sorting().with_room(roomy(1000)).after([], [WARM.pid], now_s=0)
     known = new.after([WARM], [WARM.pid], now_s=1).after([WARM], [WARM.pid], now_s=2)
@@ -395,10 +403,12 @@ def test_where_there_was_room_the_tier_is_full_once_there_is_none(
     for free, goes_on in (least, False), (least + 1, True):
         after = filled.with_room(roomy(free)).after([WARM], [WARM.pid], now_s=3)
         assert (after.is_due, after.is_filled) == (goes_on, not goes_on)
-        cached = filled.with_room(roomy(free - 5, 5))
-        assert cached.after([WARM], [WARM.pid], now_s=3).is_due is goes_on
-        cold = filled.with_room(roomy(free - 5), 5 * PAGE_BYTES)
-        assert cold.after([WARM], [WARM.pid], now_s=3).is_due is (goes_on and others_stay)
+        for more in 0, HEADROOM:
+            cached = filled.with_room(roomy(free - 5, more + 5))
+            assert cached.after([WARM], [WARM.pid], now_s=3).is_due is (goes_on and more > 0)
+            cold = filled.with_room(roomy(free - 5), (more + 5) * PAGE_BYTES)
+            stays = goes_on and others_stay and more > 0
+            assert cold.after([WARM], [WARM.pid], now_s=3).is_due is stays
 
 
 def test_before_samples_tell_the_tier_is_full_where_others_make_way() -> None:

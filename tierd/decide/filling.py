@@ -51,12 +51,18 @@ class Filling:
     def fillable_bytes(self, *, with_cold: bool) -> float:
         """What the kernel may fill, infinite where there was no room.
 
+        Of what would have to make way it is what exceeds the headroom. For any of it kswapd is
+        woken, and makes about so much room; what it finds first is that, where there is more of it.
+
         Args:
             with_cold: whether what is cold is to make way for it, so far as samples tell.
         """
         if self.left_bytes is None:
             return math.inf
-        return min(self.left_bytes, self.unused_bytes) + (self.cold_bytes if with_cold else 0.0)
+        free_bytes = min(self.left_bytes, self.room.free_bytes)
+        cache_bytes = min(self.left_bytes - free_bytes, self.room.cache_bytes)
+        others_bytes = cache_bytes + (self.cold_bytes if with_cold else 0.0)
+        return free_bytes + max(others_bytes - self.room.headroom_bytes, 0.0)
 
     @property
     def look_pages(self) -> float:
