@@ -38,6 +38,7 @@ from tierd.kernel.free import FreeMemory
 from tierd.kernel.notify import notify
 from tierd.kernel.proc_events import ProcEvents
 from tierd.kernel.signals import CALL, RELOAD, Signals, caught_signals
+from tierd.kernel.task import give_way
 from tierd.kernel.tunable import Files, KernelFiles
 from tierd.kernel.uevents import Uevents
 from tierd.leases import Limits, leasing
@@ -127,6 +128,7 @@ def _set_up(
     _require_tiers(topology)
     settings = command_line.on_top_of(files)
     check_tenants(settings.tenants, topology.tiers)
+    give_way(settings.daemon.nice)
     held = Held(journal)
     arbiter = Arbiter(held=held)
     cache = stack.enter_context(Cache(held))  # waits for the kernel before all is put back

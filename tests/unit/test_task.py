@@ -44,6 +44,30 @@ def test_a_busy_process_is_seen_to_run() -> None:
             busy.kill()
 
 
+NICE = """
+import os
+from tierd.kernel import task
+begin = os.getpriority(os.PRIO_PROCESS, 0)
+for nice in 0, 12, 7:
+    task.give_way(nice)
+    print(os.getpriority(os.PRIO_PROCESS, 0) - (0 if nice else begin))
+"""
+
+
+def test_a_process_gives_way_by_more_but_never_by_less() -> None:
+    told = subprocess.run([sys.executable, "-c", NICE], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["0", "12", "12"]
+
+
+def test_what_is_no_kdamond_any_more_keeps_its_priority() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        os.setpriority(os.PRIO_PROCESS, other.pid, 19)
+        task.give_way_likewise(Pid(other.pid))
+        assert os.getpriority(os.PRIO_PROCESS, other.pid) == 19
+        other.kill()
+    task.give_way_likewise(Pid(other.pid))
+
+
 def test_a_task_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(ProcessLookupError, match="no task 5"):
         task.cpu_s(Pid(5), tmp_path)

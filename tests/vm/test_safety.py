@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from guests.damon import Footprint, Slot, cpu_ticks, damon_stat, footprint, foreign_kdamond
+from guests.damon import (
+    Footprint,
+    Slot,
+    cpu_ticks,
+    damon_stat,
+    footprint,
+    foreign_kdamond,
+    niceness,
+)
 from guests.guest import Completed, Guest
 from guests.kernels import Kernel
 from guests.tiering import FOLDER, SETTINGS, WITHIN_S, Tierd, counter, start_tierd, tierd, until
@@ -118,6 +126,10 @@ def test_a_foreign_kdamond_goes_on_beside_ours(guest: Guest, as_it_was: Footprin
             until(load, running, lambda: bool(running.moved))
             theirs, ours = footprint(guest).slots
             assert (theirs, ours.target) == (foreign, load.pid)
+            assert theirs.kdamond is not None
+            assert ours.kdamond is not None
+            pids = running.pid, ours.kdamond, theirs.kdamond
+            assert [niceness(guest, pid) for pid in pids] == [5, 5, 0]
             assert running.stop().rc == 0
         assert_undisturbed(guest, load, foreign, slots=2)
 

@@ -217,6 +217,7 @@ _PATH = Rule(_absolute_path, {"type": "string", "pattern": "^/"})
 TABLES: Mapping[str, Mapping[str, Rule]] = {
     "daemon": {
         "interval_s": _number(0.1, 60),
+        "nice": _whole(0, 19),
         "state_dir": _PATH,
         "runtime_dir": _PATH,
     },
@@ -282,8 +283,8 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
 """The rules of the keys of each table."""
 
 NEEDS_RESTART = frozenset(
-    {"conflicts.numa_balancing", "daemon.state_dir", "daemon.runtime_dir", "migrate.engine"}
-    | {"arena.enabled"}
+    {"conflicts.numa_balancing", "migrate.engine", "arena.enabled"}
+    | {f"daemon.{key}" for key in TABLES["daemon"] if key != "interval_s"}
     | {f"damon.{key}" for key in TABLES["damon"] if key != "cpu_percent"}
     | {f"{table}.{key}" for table in ("api", "hardware") for key in TABLES[table]}
 )

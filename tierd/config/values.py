@@ -61,7 +61,10 @@ class ArenaConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonConfig:
+    """`nice` is by how much tierd and its kdamonds give way to programs, as nice(1) has it."""
+
     interval_s: float = 1.0
+    nice: int = 5
     state_dir: Path = Path("/var/lib/tierd")
     runtime_dir: Path = Path("/run/tierd")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU time of a task, kernel threads too.
+"""The CPU time of a task, kernel threads too, and how it gives way to others.
 
 Follows proc_pid_stat(5). The name may hold anything, so fields are counted from its closing
 parenthesis; here utime and stime are 3 and 161:
@@ -11,9 +11,11 @@ Their sum is exact, not sampled at ticks: cputime_adjust() scales them to the ti
 
 import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from tierd.kernel.process import read_command
 from tierd.model import Pid
 
 _UTIME, _STIME = 11, 12  # counted from the state, the first field behind the name
@@ -48,6 +50,25 @@ def cpu_times(pid: Pid, root: Path = Path("/")) -> CpuTimes:
         raise ProcessLookupError(errno.ESRCH, f"no task {pid}") from error
     fields = text.rpartition(")")[2].split()
     return CpuTimes(int(fields[_UTIME]) / _TICKS_PER_S, int(fields[_STIME]) / _TICKS_PER_S)
+
+
+def give_way(nice: int) -> None:
+    """Has this process give way to others by so much, and threads that it starts from now on.
+
+    By more, where it does already.
+
+    Args:
+        nice: 0 to 19, as setpriority(2) has it.
+    """
+    if os.getpriority(os.PRIO_PROCESS, 0) < nice:
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+
+
+def give_way_likewise(kdamond: Pid) -> None:
+    """Has a kdamond give way to others by as much as this task does, if it is still there."""
+    if (read_command(kdamond) or "").startswith("kdamond"):
+        with suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, kdamond, os.getpriority(os.PRIO_PROCESS, 0))
 
 
 def held_up_s(before: CpuTimes, after: CpuTimes, passed_s: float) -> float:

@@ -120,6 +120,15 @@ def damon_stat(guest: Guest, value: str) -> Iterator[None]:
 
 def cpu_ticks(guest: Guest, pid: int) -> int:
     """The CPU time that a thread has taken."""
-    stat = guest.read(f"/proc/{pid}/stat").decode()
-    fields = re.sub(r"^.*\) ", "", stat).split()
+    fields = _stat(guest, pid)
     return int(fields[11]) + int(fields[12])
+
+
+def niceness(guest: Guest, pid: int) -> int:
+    """By how much a thread gives way to others."""
+    return int(_stat(guest, pid)[16])
+
+
+def _stat(guest: Guest, pid: int) -> list[str]:
+    stat = guest.read(f"/proc/{pid}/stat").decode()
+    return re.sub(r"^.*\) ", "", stat).split()
