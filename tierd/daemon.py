@@ -32,6 +32,7 @@ from tierd.migrate.cache import Cache
 from tierd.model import PAGE_BYTES, KernelMoves, Pid, Pin, Policy, Rank, Tier, TierRoom, Topology
 from tierd.observe.events import event
 from tierd.observe.flows import OTHERS, Flows, MoveCost, summary
+from tierd.sample.residence import PAGES_PER_PIECE
 from tierd.sample.sampler import Sampler
 from tierd.targets import Targets
 from tierd.tiers import numa
@@ -353,16 +354,17 @@ class Daemon:
     def _fresh_targets(self, now_s: float) -> list[Watched]:
         """Returns the targets with recent samples, their pieces' places looked at."""
         moves = self.moved_lately or (self.sorted_by_kernel and self.sorting.is_due)
-        budget = PROBE_PAGES_BUSY if moves else PROBE_PAGES_AT_REST
+        least = PROBE_PAGES_BUSY if moves else PROBE_PAGES_AT_REST
         fresh = [w for w in self.watched.values() if w.is_fresh(now_s) and len(w.pieces)]
         for watched in fresh:
-            unknown = not np.isfinite(watched.pieces["probed_s"]).all()
+            unknown = int((~np.isfinite(watched.pieces["probed_s"])).sum())
+            budget = min(max(least, unknown * PAGES_PER_PIECE), PROBE_PAGES_BUSY)
             try:
                 self.machine.locate(
                     watched.process.pid,
                     watched.pieces,
                     self.rank_of_node,
-                    budget_pages=(PROBE_PAGES_BUSY if unknown else budget) // len(fresh),
+                    budget_pages=budget // len(fresh),
                     now_s=now_s,
                 )
             except ProcessLookupError:

@@ -22,6 +22,7 @@ from tierd.decide.unsorted import (
     SETTLES_S,
     STRAY,
     WAITS_MOST_S,
+    WORSE_S,
     YOUNG_S,
     Sorting,
 )
@@ -500,13 +501,26 @@ def test_how_much_has_to_rise_is_not_known_when_a_turn_begins() -> None:
     assert (known.is_due, known.promotes) == (True, True)
 
 
-RESTED = Sorting(is_due=False, many_s=-PATIENCE_S, left=0.25, rests_s=500, came_s={WARM.pid: -1000})
+RESTED = Sorting(
+    is_due=False,
+    many_s=-PATIENCE_S,
+    left=0.25,
+    rests_s=500,
+    worse_s=-WORSE_S,
+    came_s={WARM.pid: -1000},
+)
 """At 0 s, in a tier that many turns have filled."""
 
 
 def test_a_turn_comes_soon_where_more_goes_below_than_was_left() -> None:
-    assert rounds([WARMER], RESTED, begin_s=0, until_s=2) == [True, True]
-    assert not any(rounds([WARM], RESTED, begin_s=0, until_s=2))
+    soon = int(WORSE_S)
+    rested = replace(RESTED, worse_s=math.inf)
+    assert rounds([WARMER], rested, begin_s=0, until_s=soon + 2) == [False] * soon + [True] * 2
+    assert not any(rounds([WARM], RESTED, begin_s=0, until_s=20))
+    sorting = rested
+    for now_s in range(50):  # three rounds of four
+        sorting = sorting.after([WARMER if now_s % 4 else WARM], [WARM.pid], now_s=now_s)
+        assert not sorting.is_due
     assert turns(WARM, sorting=RESTED, begin_s=0, until_s=500)[0] == 500 - PATIENCE_S
 
 

@@ -71,7 +71,9 @@ DISPLACES = 0.5
 IN_PART = 0.02
 """Of what is in the fastest tier with more than this share the kernel has sorted some."""
 WORSE = 0.1
-"""By so much more of the accesses below it rests no longer than PATIENCE_S."""
+"""By so much more of the accesses below it rests no longer than PATIENCE_S, once it is as much for
+WORSE_S: of few samples a round may tell of as much by chance."""
+WORSE_S = 3.0
 SETTLES_S = 10.0
 """So long samples of a new target find ever more of what goes below."""
 FIRST_BYTES = 64 << 20
@@ -99,11 +101,12 @@ class Sorting:
     `many_s` is since when many accesses have gone below, `came_s` when each target came, `is_new`
     whether the last one did within FIRST_S, and `alone_s` since when none is there, infinite while
     some are. `left` is the share that went below when the last turn ended with a full tier,
-    infinite while it is not known, 0 where it ended with few; and `rests_s` how long the kernel
-    rests then. `is_filled` is whether it has filled the tier by targets of which some are left, and
-    more than few went below ever since. `waits` is whether its next look does, for what samples
-    tell of a new target, for one that is not seen yet, or for the next round, and `knows` whether
-    they do; `taken` is what it has done since the last round, and `last` in the last step of that.
+    infinite while it is not known, 0 where it ended with few; `rests_s` is how long the kernel
+    rests then, and `worse_s` since when far more than that has gone below. `is_filled` is whether
+    it has filled the tier by targets of which some are left, and more than few went below ever
+    since. `waits` is whether its next look does, for what samples tell of a new target, for one
+    that is not seen yet, or for the next round, and `knows` whether they do; `taken` is what it has
+    done since the last round, and `last` in the last step of that.
     As samples have it `lacking_pages` have to rise, infinitely many while they tell nothing, and a
     look for these finds them within `within_s`.
 
@@ -116,6 +119,7 @@ class Sorting:
     many_s: float = math.inf
     left: float = 0.0
     rests_s: float = RESTS_S
+    worse_s: float = math.inf
     is_filled: bool = False
     came_s: Mapping[Pid, float] = field(default_factory=dict)
     is_new: bool = False
@@ -348,13 +352,19 @@ class Sorting:
         if left and now_s - max(self.came_s.values()) < SETTLES_S:
             left = max(left, share)
         if share <= FEW:
-            return replace(self, left=0.0, is_filled=False)
-        waits_s = self.rests_s if left and share <= left + WORSE else PATIENCE_S
-        if now_s - self.many_s < waits_s:
-            return replace(self, left=left)
-        filling = self.filling.in_later_turn()
+            return replace(self, left=0.0, worse_s=math.inf, is_filled=False)
+        worse_s = min(self.worse_s, now_s) if left and share > left + WORSE else math.inf
+        is_worse = not left or now_s - worse_s >= WORSE_S
+        if now_s - self.many_s < (PATIENCE_S if is_worse else self.rests_s):
+            return replace(self, left=left, worse_s=worse_s)
         return replace(
-            self, is_due=True, filling=filling, left=left, lacking_pages=math.inf, within_s=math.inf
+            self,
+            is_due=True,
+            filling=self.filling.in_later_turn(),
+            left=left,
+            worse_s=math.inf,
+            lacking_pages=math.inf,
+            within_s=math.inf,
         )
 
     def leaves(self, target: Target) -> Flags:
