@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -34,9 +35,10 @@ from tests.unit.world import snapshot
 from tierd.bulk import Accesses, Plan, Report
 from tierd.cli.status import as_text
 from tierd.config import Config, MigrateConfig, Mode, PolicyConfig
-from tierd.daemon import STEP_MOST_S, Daemon
+from tierd.daemon import PROBE_PAGES_AT_REST, STEP_MOST_S, Daemon
 from tierd.errors import Conflict
 from tierd.model import PAGE_BYTES, KernelMoves, Pid, Pin, Policy, Rank, TierKind, Topology
+from tierd.sample.residence import PAGES_PER_PIECE
 from tierd.targets import FIND_AGAIN_S
 from tierd.watched import STALE_AGGREGATIONS, Watched
 
@@ -70,6 +72,30 @@ def test_a_dry_run_moves_nothing_and_tells_what_it_sees(machine: Machine) -> Non
     assert not machine.mover.moved
     assert (status["mode"], status["moved"]) == ("observe", [])
     assert status["targets"][0]["hot"] == {"dram": 0, "cxl": len(HALF_HOT)}
+
+
+def test_where_one_piece_is_new_no_more_pages_are_looked_for_than_at_rest(machine: Machine) -> None:
+    edges, counts = np.linspace(0, PAGES, 65, dtype=int), [20, 0] * 32
+    machine.start(HOT, Memory(SPAN))
+    snapshots = [snapshot(edges, counts, at_s=number * AGGREGATION_S) for number in range(100)]
+    daemon = machine.daemon(FakeSampler(snapshots, machine))
+    moved = machine.rounds(daemon, 20)
+    assert not any(moved[-5:])
+    asked, query = list[int](), machine.query
+
+    def counted(pid: Pid, folios: NDArray[np.void]) -> None:
+        asked.append(len(folios))
+        query(pid, folios)
+
+    with patch.object(machine, "query", counted):
+        for is_new, pages in (
+            (slice(0, 1), PROBE_PAGES_AT_REST),
+            (slice(0, 40), 40 * PAGES_PER_PIECE),
+        ):
+            daemon.watched[HOT].pieces["probed_s"][is_new] = -np.inf
+            machine.rounds(daemon, 1)
+            assert asked.pop() == pages
+            assert np.isfinite(daemon.watched[HOT].pieces["probed_s"]).all()
 
 
 def test_without_samples_nothing_moves(machine: Machine) -> None:
