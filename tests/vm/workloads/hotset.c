@@ -65,6 +65,7 @@
 #define BATCH 1024
 #define QUERY_PAGES 4096
 #define FILL_WORDS (32 * MIB / sizeof(uint64_t))
+#define STACK_BYTES (256 << 10)
 
 struct options {
 	uint64_t size;
@@ -192,14 +193,22 @@ static void *fill(void *data)
 	return NULL;
 }
 
+/* Its stack is ours: the kernel joins a mapping of its own to the buffer's. */
 static void fill_by_thread(struct part *part)
 {
+	static _Alignas(4096) char stack[STACK_BYTES];
+	pthread_attr_t attributes;
 	pthread_t filler;
-	int code = pthread_create(&filler, NULL, fill, part);
+	int code = pthread_attr_init(&attributes);
 
+	if (!code)
+		code = pthread_attr_setstack(&attributes, stack, sizeof(stack));
+	if (!code)
+		code = pthread_create(&filler, &attributes, fill, part);
 	if (code)
 		error(2, code, "pthread_create");
 	pthread_join(filler, NULL);
+	pthread_attr_destroy(&attributes);
 }
 
 static void allocate(struct hotset *set)
