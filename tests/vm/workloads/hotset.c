@@ -175,6 +175,12 @@ static void prefer_node(int node)
 		error(2, errno, "set_mempolicy: node %d", node);
 }
 
+static void prefer_no_node(void)
+{
+	if (syscall(SYS_set_mempolicy, MPOL_DEFAULT, NULL, 0))
+		error(2, errno, "set_mempolicy");
+}
+
 /* What a thread fills. */
 struct part {
 	uint64_t *words;
@@ -190,10 +196,14 @@ static void *fill(void *data)
 		prefer_node(part->node);
 	for (uint64_t index = part->first; index < part->end; index++)
 		part->words[index] = pattern(index, 0);
+	prefer_no_node(); /* before libc's code for its end is read, which would lie there too */
 	return NULL;
 }
 
-/* Its stack is ours: the kernel joins a mapping of its own to the buffer's. */
+/*
+ * Its stack is ours, since the kernel joins a mapping of its own to the buffer's, and is not to lie
+ * on the given node: it is written to before the thread is.
+ */
 static void fill_by_thread(struct part *part)
 {
 	static _Alignas(4096) char stack[STACK_BYTES];
@@ -201,6 +211,7 @@ static void fill_by_thread(struct part *part)
 	pthread_t filler;
 	int code = pthread_attr_init(&attributes);
 
+	memset(stack, 1, sizeof(stack));
 	if (!code)
 		code = pthread_attr_setstack(&attributes, stack, sizeof(stack));
 	if (!code)
