@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -66,6 +67,15 @@ def test_what_is_no_kdamond_any_more_keeps_its_priority() -> None:
         assert os.getpriority(os.PRIO_PROCESS, other.pid) == 19
         other.kill()
     task.give_way_likewise(Pid(other.pid))
+
+
+def test_a_kdamond_that_we_may_not_slow_down_stays_as_it_is() -> None:
+    """As under the unit: it has capabilities that we lack."""
+    with (
+        patch.object(task, "read_command", return_value="kdamond.0"),
+        patch("os.setpriority", side_effect=PermissionError),
+    ):
+        task.give_way_likewise(Pid(412))
 
 
 def test_a_task_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -61,7 +61,10 @@ class ArenaConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonConfig:
-    """`nice` is by how much tierd and its kdamonds give way to programs, as nice(1) has it."""
+    """`nice` is by how much tierd gives way to programs, as nice(1) has it.
+
+    Its kdamonds do too, where it may have them do so.
+    """
 
     interval_s: float = 1.0
     nice: int = 5

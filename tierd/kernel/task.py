@@ -65,9 +65,13 @@ def give_way(nice: int) -> None:
 
 
 def give_way_likewise(kdamond: Pid) -> None:
-    """Has a kdamond give way to others by as much as this task does, if it is still there."""
+    """Has a kdamond give way to others by as much as this task does, if it is still there.
+
+    Without CAP_SYS_NICE it stays as it is, unless we have all capabilities that it has
+    (security/commoncap.c: cap_safe_nice): so does that of a service that is confined.
+    """
     if (read_command(kdamond) or "").startswith("kdamond"):
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.setpriority(os.PRIO_PROCESS, kdamond, os.getpriority(os.PRIO_PROCESS, 0))
 
 
