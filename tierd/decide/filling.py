@@ -51,8 +51,8 @@ class Filling:
     def fillable_bytes(self, *, with_cold: bool) -> float:
         """What the kernel may fill, infinite where there was no room.
 
-        Of what would have to make way it is what exceeds the headroom. For any of it kswapd is
-        woken, and makes about so much room; what it finds first is that, where there is more of it.
+        Of what would have to make way only what exceeds the headroom counts: kswapd, once it is
+        woken, makes about so much room, of hot pages too where it finds no more that is cold.
 
         Args:
             with_cold: whether what is cold is to make way for it, so far as samples tell.

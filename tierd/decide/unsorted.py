@@ -106,9 +106,9 @@ class Sorting:
     it has filled the tier by targets of which some are left, and more than few went below ever
     since. `waits` is whether its next look does, for what samples tell of a new target, for one
     that is not seen yet, or for the next round, and `knows` whether they do; `taken` is what it has
-    done since the last round, and `last` in the last step of that.
-    As samples have it `lacking_pages` have to rise, infinitely many while they tell nothing, and a
-    look for these finds them within `within_s`.
+    done since the last round, and `last` in the last step of that. As samples have it
+    `lacking_pages` have to rise, infinitely many while they tell nothing, and a look for these
+    finds them within `within_s`.
 
     `filling` is what it may fill of the room there was when the last target came, in the first turn
     since, or of what there is while there is none; `looked` is whether a look of that turn is over,

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from tierd.bulk import REGION
 from tierd.errors import Conflict, TierdError, UnsupportedKernel
+from tierd.kernel.task import give_way_likewise
 from tierd.kernel.tunable import Files, KernelFiles
 from tierd.model import Action, NodeShare, Pid, Quota, Scheme
 
@@ -267,13 +268,18 @@ class Admin:
     def turn_on(self, index: SlotIndex) -> Pid | None:
         """Starts the slot's kdamond; returns its pid, None when it has stopped again already.
 
+        It gives way to others by as much as we do, where we may have it do so.
+
         Raises:
             ExclusiveUse: an in-kernel user holds DAMON for itself.
             OSError: EINVAL when there is no process of the target's pid, or for a bad setup.
         """
         self._retry(lambda: self._on(index))
         slot = self.slot(index)
-        return None if slot is None else slot.kdamond
+        kdamond = None if slot is None else slot.kdamond
+        if kdamond is not None:
+            give_way_likewise(kdamond)
+        return kdamond
 
     def command(self, index: SlotIndex, command: str) -> bool:
         """Gives a running kdamond a command; says False when it has stopped instead.

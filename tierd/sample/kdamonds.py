@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from tierd.errors import Conflict, TierdError
 from tierd.journal import EntryId, Journal, Kdamond, Slots
 from tierd.kernel.damon import Admin, ExclusiveUse, Operations, Setup, Slot, SlotIndex
-from tierd.kernel.task import give_way_likewise
 from tierd.model import Pid
 from tierd.sample.governor import Started
 
@@ -151,7 +150,6 @@ class Kdamonds:
             kdamond = None
         if kdamond is None or has_exited(pidfd):  # its number might be another's by now
             raise no_process(pid)
-        give_way_likewise(kdamond)
         return kdamond
 
     def _free_slot(self) -> SlotIndex:

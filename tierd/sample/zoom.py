@@ -167,7 +167,6 @@ class Look:
         kdamond = None if self._is_cancelled.is_set() else admin.turn_on(slot)
         if kdamond is None:
             return None
-        task.give_way_likewise(kdamond)
         with closing(RingReader(self._tracepoint, kdamond, regions=2 * self.frame.pages)) as reader:
             accesses = self._read(reader)
         if accesses is None:
