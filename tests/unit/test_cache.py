@@ -16,7 +16,7 @@ from tierd.discover.topology import discover
 from tierd.errors import TierdError, UnsupportedKernel
 from tierd.held import Held
 from tierd.journal import Journal
-from tierd.kernel import numa_balancing
+from tierd.kernel import numa_balancing, page_cache
 from tierd.kernel.nodes import read_inactive_cache
 from tierd.kernel.text import UnexpectedContent
 from tierd.kernel.tunable import KernelFiles
@@ -282,6 +282,33 @@ def test_who_has_the_kernel_demote_himself_keeps_it(
     cache.hold(False)
     assert not journal.changes
     assert demotes(root) == "true"
+
+
+@pytest.mark.parametrize(
+    ("nodes_reclaim", "may_write", "wanted"),
+    [("0", True, "0"), ("1", True, "1"), ("0", False, "1")],
+)
+def test_however_little_there_is_goes_where_that_may_be_set(
+    root: Path,
+    cache: Cache,
+    journal: Journal,
+    monkeypatch: pytest.MonkeyPatch,
+    nodes_reclaim: str,
+    may_write: bool,
+    wanted: str,
+) -> None:
+    """A unit finds it read-only, and where nodes reclaim by themselves it has another meaning."""
+    least = root / page_cache.LEAST
+    least.parent.mkdir(parents=True)
+    least.write_text("1\n")
+    (root / page_cache.NODES_RECLAIM).write_text(f"{nodes_reclaim}\n")
+    monkeypatch.setattr(os, "access", lambda path, mode: may_write)
+    for _ in range(2):
+        cache.hold(True)
+        assert (demotes(root), least.read_text().strip()) == ("true", wanted)
+    cache.hold(False)
+    assert (demotes(root), least.read_text().strip()) == ("false", "1")
+    assert not journal.changes
 
 
 def test_nothing_is_asked_where_the_kernel_would_drop_it(

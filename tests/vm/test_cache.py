@@ -19,6 +19,7 @@ from guests.tiering import (
 from guests.topology import slow_node
 from guests.workloads import hotset
 
+LEAST = "/proc/sys/vm/min_unmapped_ratio"
 CACHE_MIB, HOT_MIB, FREE_MIB = 96, 64, 64
 """Of FREE_MIB some 19 are headroom, so that as much is lacking."""
 LEAST_PAGES = 10 * 256
@@ -51,6 +52,7 @@ def test_page_cache_makes_way_and_is_not_dropped(guest: Guest) -> None:
         with ballast(guest, FREE_MIB), hotset(guest, *options) as load:
             until(load, running, lambda: load.sample().hot_share >= ARRIVED)
             assert guest.read(DEMOTION) == b"true\n"
+            assert guest.read(LEAST) == b"0\n"
             assert sum(cache_mib(guest)) >= KEPT * sum(cached)
             tell(guest, "pause")
             until(load, running, lambda: guest.read(DEMOTION) == b"false\n")
@@ -58,6 +60,7 @@ def test_page_cache_makes_way_and_is_not_dropped(guest: Guest) -> None:
             assert made_way >= LEAST_PAGES
             until(load, running, lambda: abs(told_pages(running) - made_way) <= NOT_YET_PAGES)
     assert guest.read(DEMOTION) == b"false\n"
+    assert guest.read(LEAST) == b"1\n"
 
 
 @pytest.mark.guest(slow_node(), only=Kernel.LTS)

@@ -35,6 +35,7 @@ UNIT_DROP_IN = Path("/run/systemd/system/tierd.service.d/test.conf")
 NUMA_BALANCING = "/proc/sys/kernel/numa_balancing"
 LOOKS = "/sys/kernel/debug/sched/numa_balancing/"
 LONGEST_LOOK, HOT_WITHIN = (f"{LOOKS}{name}_ms" for name in ("scan_period_max", "hot_threshold"))
+LEAST_CACHE = "/proc/sys/vm/min_unmapped_ratio"
 PROMOTES = (NUMA_BALANCING, DEMOTION, LONGEST_LOOK, HOT_WITHIN)
 METRICS = "127.0.0.1:9464"
 SETTINGS = """
@@ -323,19 +324,25 @@ def test_the_unit_can_be_given_what_some_settings_want(service: Service) -> None
     ask = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())"
     opened = ("RestrictAddressFamilies=AF_INET AF_INET6", "IPAddressAllow=localhost")
     wants = f'[api]\nmetrics_listen = "{METRICS}"\n[migrate]\ndemote_cache = true\n'
-    with unit_settings(guest, *opened, "ReadWritePaths=/sys/devices/system/node"):
+    files = f"ReadWritePaths=/sys/devices/system/node {LEAST_CACHE}"
+    with unit_settings(guest, *opened, files):
         guest.write(DROP_IN, f'{SETTINGS}mode = "place"\n{RULE}{wants}'.encode())
         guest.run(["systemctl", "restart", "tierd"], timeout=WITHIN_S)
         metrics, status = (
             guest.run(["python3", "-c", ask, f"http://{METRICS}{path}"], check=False)
             for path in ("/metrics", "/v1/status")
         )
-        demotes = guest.read(DEMOTION)
+        demotes = settings_of_cache(guest)
         guest.write(DROP_IN, (SETTINGS + RULE).encode())
         guest.run(["systemctl", "stop", "tierd"], timeout=WITHIN_S)
-    assert (demotes, guest.read(DEMOTION)) == (b"true\n", b"false\n")
+    assert demotes == (b"true\n", b"0\n")
+    assert settings_of_cache(guest) == (b"false\n", b"1\n")
     assert "tierd_targets " in metrics.stdout
     assert "HTTP Error 404" in status.stderr
+
+
+def settings_of_cache(guest: Guest) -> tuple[bytes, bytes]:
+    return guest.read(DEMOTION), guest.read(LEAST_CACHE)
 
 
 def test_a_daemon_that_hangs_is_killed_and_undone(service: Service) -> None:

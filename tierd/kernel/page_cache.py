@@ -5,16 +5,23 @@ Follows Documentation/ABI/stable/sysfs-devices-node: what is written to `reclaim
 how much of the node the kernel is to reclaim, and `swappiness=0` keeps it to files' pages. Where
 numa/demotion_enabled is on and there is a lower memory tier, shrink_folio_list() in mm/vmscan.c
 demotes instead, coldest first; what it finds no place for stays, as nobody needs it (`proactive`).
-It answers EAGAIN where it found less than it was asked for.
+It answers EAGAIN where it found less than it was asked for, and does not look where a node has less
+than LEAST of it (__node_reclaim()).
 """
 
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from tierd.kernel import text
 from tierd.kernel.numa_balancing import DEMOTES
 from tierd.kernel.tunable import Files, KernelFiles
 from tierd.model import PAGE_BYTES, Node, NodeId
+
+LEAST = "proc/sys/vm/min_unmapped_ratio"
+"""In percent of the node's memory."""
+NODES_RECLAIM = "proc/sys/vm/zone_reclaim_mode"
+"""What LEAST is there for: whether nodes reclaim before others are asked for memory."""
 
 
 def can_demote(node: NodeId, root: Path = Path("/")) -> bool:
@@ -25,6 +32,11 @@ def can_demote(node: NodeId, root: Path = Path("/")) -> bool:
 def may_demote(node: NodeId, root: Path = Path("/")) -> bool:
     """Tells whether this process may ask; a service may find /sys read-only."""
     return os.access(_folder(node, root) / "reclaim", os.W_OK)
+
+
+def may_demote_all(root: Path = Path("/")) -> bool:
+    """Tells whether LEAST may be set, and means nothing else on this machine."""
+    return text.read(root / NODES_RECLAIM) == "0" and os.access(root / LEAST, os.W_OK)
 
 
 def has_lower(node: Node, nodes: Iterable[Node]) -> bool:

@@ -28,8 +28,8 @@ log = logging.getLogger("tierd")
 OWNER = "page cache"
 LEAVE_OUT = "leave demote_cache out of [migrate]"
 SERVICE = (
-    "put [Service] and ReadWritePaths=/sys/devices/system/node into: systemctl edit tierd, and "
-    "start it again"
+    "put [Service] and ReadWritePaths=/sys/devices/system/node /proc/sys/vm/min_unmapped_ratio "
+    "into: systemctl edit tierd, and start it again"
 )
 
 LEAST_BYTES = 32 * PAGE_BYTES
@@ -110,9 +110,16 @@ class Cache:
         if not wanted:
             self.wait()
             self._held.let_go(OWNER)
-        elif self._held.hold(OWNER, {numa_balancing.DEMOTES: numa_balancing.YES}):
+        elif self._held.hold(OWNER, self._settings()):
             log.info("the kernel demotes page cache when asked to, until tierd ends")
         self._is_held = wanted
+
+    def _settings(self) -> dict[str, str]:
+        """Returns what has the kernel demote, however little there is where that may be set."""
+        settings = {numa_balancing.DEMOTES: numa_balancing.YES}
+        if page_cache.may_demote_all(self._root):
+            settings[page_cache.LEAST] = "0"
+        return settings
 
     def make_room(
         self,
