@@ -267,6 +267,16 @@ def test_a_look_waits_for_the_next_round_once_it_has_taken_up_what_had_to_rise()
     assert (again.promotes, again.lacking_pages) == (True, 100), "samples tell of more"
 
 
+def test_what_has_risen_before_a_pause_need_not_rise_again() -> None:
+    """Until samples tell anew how many pages have to, in the next round."""
+    first = Sorting().after([], [Pid(1)], now_s=0).after([UNSORTED], [Pid(1)], now_s=2)
+    known = first.once_moved([UNSORTED.pieces], now_s=2)
+    some, others = (KernelMoves(faults=n, candidates=n, promoted=n) for n in (60, 40))
+    paused = looked(known, some, KernelMoves(), now_s=2.2)
+    assert (paused.promotes, paused.lacking_pages) == (True, 40)
+    assert not looked(paused, others, now_s=2.3).promotes
+
+
 def test_a_few_stray_faults_are_no_look() -> None:
     new = Sorting().with_room(roomy(1000)).after([], [Pid(1)], now_s=0)
     stray = KernelMoves(faults=STRAY - 1)
@@ -355,7 +365,7 @@ def test_where_there_was_room_later_looks_are_for_what_there_is_of_it() -> None:
     some = KernelMoves(faults=5, candidates=5, promoted=5)
     assert looked(known, some, now_s=2.1).lacking_pages == 60, "the kernel counts these itself"
     assert looked(known, some, OVER, now_s=2.1).lacking_pages == 55
-    assert looked(known.with_room(roomy(70)), some, OVER, now_s=2.1).lacking_pages == 60
+    assert looked(known.with_room(roomy(70)), some, OVER, now_s=2.1).lacking_pages == 55
     some_cold = known.with_room(roomy(60), HEADROOM * PAGE_BYTES)
     assert some_cold.once_moved([UNSORTED.pieces], now_s=2).lacking_pages == 60
     cold = known.with_room(roomy(60), (HEADROOM + 30) * PAGE_BYTES)

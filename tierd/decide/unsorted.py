@@ -181,9 +181,11 @@ class Sorting:
         both, taken = _sum(self.last, step), _sum(self.taken, step)
         promoted_bytes = step.promoted * PAGE_BYTES
         filling = self.filling.after(promoted_bytes)
+        risen_bytes = 0 if promoted_bytes else self.filling.look_bytes  # until it paused now
+        lacking_pages = max(self.lacking_pages - risen_bytes / PAGE_BYTES, 0.0)
         fills = promoted_bytes > filling.fillable_bytes(with_cold=self.knows)
         ends = both.candidates < LOOK_OVER * both.faults and taken.faults >= STRAY
-        has_risen = self.knows and filling.look_bytes >= self.lacking_pages * PAGE_BYTES
+        has_risen = self.knows and filling.look_bytes >= lacking_pages * PAGE_BYTES
         is_over = fills or ends or has_risen
         may_wait = self._may_wait(now_s) if self.came_s else fills
         waits = self.waits or has_risen or (is_over and may_wait)
@@ -195,6 +197,7 @@ class Sorting:
             taken=taken,
             last=step,
             waits=waits,
+            lacking_pages=lacking_pages,
             filling=filling.between_looks() if waits else filling,
             looked=looked,
             held_up_s=self.held_up_s + more_s if lasts else 0.0,
