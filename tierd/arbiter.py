@@ -3,7 +3,6 @@
 
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tierd.config import Rival
@@ -62,8 +61,7 @@ class Arbiter:
             self._turn_off()
         elif self.cooperates:
             limit_mbps = math.ceil(min(budget_mbps, numa_balancing.MOST_MBPS))
-            looks = None if look is None else self._looks(look)
-            self._turn_on(limit_mbps, looks)
+            self._turn_on(limit_mbps, look)
         else:
             self.held.let_go(OWNER)
         mode = numa_balancing.read_mode(self.held.root)
@@ -87,20 +85,20 @@ class Arbiter:
         if mode is not None and self.held.hold(OWNER, {numa_balancing.PATH: numa_balancing.OFF}):
             log.info("%s; it is off until tierd ends", _says(mode))
 
-    def _turn_on(self, limit_mbps: int, looks: Mapping[str, str] | None) -> None:
+    def _turn_on(self, limit_mbps: int, look: Look | None) -> None:
         """Has the kernel promote single pages, and look so, and demote for them, or only demote."""
         mode, limit = self._otherwise(numa_balancing.PATH), self._otherwise(numa_balancing.LIMIT)
         demotes = text.read(self.held.at(numa_balancing.DEMOTES))
         if mode is None or limit is None or demotes is None:
             raise UnsupportedKernel("this kernel places no pages by itself", hint=LEAVE_OUT)
         wanted = {numa_balancing.DEMOTES: numa_balancing.YES}
-        if looks is not None:
-            if numa_balancing.LONGEST_LOOK not in looks and self._adapts():
+        if look is not None:
+            if not look.often and self._adapts():
                 self.held.hold(OWNER, wanted)  # and forgets that as it is turned on again
-            wanted |= looks
+            wanted |= self._looks(look)
             wanted[numa_balancing.LIMIT] = str(min(limit, limit_mbps))
             wanted[numa_balancing.PATH] = str(mode | numa_balancing.PROMOTES)
-        begins = looks is not None and not self._promotes()
+        begins = look is not None and not self._promotes()
         self.held.hold(OWNER, wanted)
         if begins:
             log.info("the kernel promotes single pages where it matters, and demotes")
@@ -114,20 +112,17 @@ class Arbiter:
         through with what no thread accesses ten times as soon, and looks at nothing twice in that.
         """
         try:
-            shortest = self._otherwise(numa_balancing.SHORTEST_LOOK)
-            longest = self._otherwise(numa_balancing.LONGEST_LOOK)
-            within_ms = self._otherwise(numa_balancing.HOT_WITHIN)
+            otherwise = {path: self._otherwise(path) for path in numa_balancing.LOOKS}
         except PermissionError:  # a kernel that is locked down
             return {}
-        looks = {}
-        if look.often and shortest is not None and longest is not None:
-            period_ms = min(shortest, numa_balancing.LEAST_MS) if look.anew else shortest
-            looks[numa_balancing.LONGEST_LOOK] = str(period_ms)
-            if period_ms != shortest:
-                looks[numa_balancing.SHORTEST_LOOK] = str(period_ms)
-        if within_ms is not None and (hot_ms := look.hot_ms(within_ms)) != within_ms:
-            looks[numa_balancing.HOT_WITHIN] = str(hot_ms)
-        return looks
+        shortest, longest, within = otherwise.values()
+        wanted = dict[str, int]()
+        if shortest is not None and longest is not None:
+            periods = look.periods_ms((shortest, longest), numa_balancing.LEAST_MS)
+            wanted = dict(zip(numa_balancing.LOOKS, periods, strict=False))
+        if within is not None:
+            wanted[numa_balancing.HOT_WITHIN] = look.hot_ms(within)
+        return {path: str(value) for path, value in wanted.items() if value != otherwise[path]}
 
     def _promotes(self) -> bool:
         """Returns whether the kernel promotes now."""

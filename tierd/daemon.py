@@ -136,6 +136,8 @@ class Daemon:
         """What the kernel had done by itself when that was last looked at, and when."""
         self.ran: Mapping[Pid, CpuTimes] = {}
         """How long each target had run then, in a first look."""
+        self.promoted: Mapping[Pid, int] = {}
+        """How many pages the kernel had promoted then for each target that lacks next to none."""
         self.plans = True
         """Whether moves are decided here, and not by DAMOS (see tierd/handover.py)."""
         self.schemes: list[dict[str, Any]] = []
@@ -257,7 +259,10 @@ class Daemon:
         if self.sorting.is_due and passed_s <= STEP_MOST_S:
             step = KernelMoves(*np.subtract(self.kernel_moves, before).tolist())
             self.sorting = self.sorting.once_taken_up(
-                step, now_s=self.followed_s, held_up_s=self._held_up_s(passed_s)
+                step,
+                now_s=self.followed_s,
+                held_up_s=self._held_up_s(passed_s),
+                idle_pages=self._idle_pages(),
             )
 
     def _held_up_s(self, passed_s: float) -> float:
@@ -266,6 +271,11 @@ class Daemon:
         self.ran = ran = {} if looked else self.machine.cpu_times(self.watched)
         both = before.keys() & ran.keys()
         return max((held_up_s(before[pid], ran[pid], passed_s) for pid in both), default=0.0)
+
+    def _idle_pages(self) -> int:
+        """Returns how many pages a step has promoted for targets that lack next to none."""
+        before, self.promoted = self.promoted, self.machine.promoted_pages(self.sorting.served)
+        return sum(self.promoted[pid] - before[pid] for pid in before.keys() & self.promoted.keys())
 
     def _steer(self, rooms: Sequence[TierRoom], now_s: float, taken_bytes: int) -> None:
         """Places the arenas' blocks with what the targets' pages have left of room and budget."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tierd.kernel import process
 from tierd.kernel.pressure import Pressure, read_pressure
 from tierd.kernel.process import Process
-from tierd.kernel.task import CpuTimes, cpu_times
+from tierd.kernel.task import CpuTimes, cpu_times, promoted_pages
 from tierd.kernel.vmstat import read_vmstat
 from tierd.model import KernelMoves, NodeId, NodeRoom, Pid
 from tierd.sample import residence
@@ -71,6 +71,10 @@ class Machine(Protocol):
 
     def cpu_times(self, pids: Iterable[Pid]) -> Mapping[Pid, CpuTimes]:
         """Returns how long each process has run that has not exited."""
+        ...
+
+    def promoted_pages(self, pids: Iterable[Pid]) -> Mapping[Pid, int]:
+        """Returns how many pages the kernel has moved at faults of each process."""
         ...
 
 
@@ -133,3 +137,6 @@ class ThisMachine:
             with suppress(ProcessLookupError):
                 found[pid] = cpu_times(pid)
         return found
+
+    def promoted_pages(self, pids: Iterable[Pid]) -> Mapping[Pid, int]:
+        return {pid: promoted_pages(pid) for pid in pids}

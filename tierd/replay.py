@@ -223,6 +223,9 @@ class _Played:
     def cpu_times(self, pids: Iterable[Pid]) -> Mapping[Pid, CpuTimes]:
         return {}  # likewise
 
+    def promoted_pages(self, pids: Iterable[Pid]) -> Mapping[Pid, int]:
+        return {}  # likewise
+
     def locate(
         self,
         pid: Pid,

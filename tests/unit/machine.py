@@ -206,6 +206,7 @@ class Machine:
         self.stall_percent = 0.0
         self.kernels = KernelMoves()
         self.ran: dict[Pid, CpuTimes] = {}
+        self.promoted: dict[Pid, int] = {}
         self.rng = np.random.default_rng(1)
 
     def start(self, pid: Pid, memory: Memory, start_ticks: int = 1) -> None:
@@ -265,6 +266,9 @@ class Machine:
 
     def cpu_times(self, pids: Iterable[Pid]) -> dict[Pid, CpuTimes]:
         return {pid: self.ran[pid] for pid in pids if pid in self.ran}
+
+    def promoted_pages(self, pids: Iterable[Pid]) -> dict[Pid, int]:
+        return {pid: self.promoted.get(pid, 0) for pid in pids}
 
     def query(self, pid: Pid, folios: NDArray[np.void]) -> None:
         if pid not in self.memory:

@@ -3,7 +3,7 @@
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,9 @@ from tierd.held import Held
 from tierd.journal import Journal
 from tierd.kernel import numa_balancing, text
 from tierd.kernel.tunable import KernelFiles
+
+BY_ITSELF = ("1000", "60000")
+"""How the kernel looks, as in numa_balancing.LOOKS."""
 
 
 @pytest.fixture
@@ -232,54 +235,68 @@ def written(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def longest_look(root: Path) -> Path:
-    """With the shortest beside it, as in debugfs."""
-    shortest, longest = (
-        root / path for path in (numa_balancing.SHORTEST_LOOK, numa_balancing.LONGEST_LOOK)
-    )
-    shortest.parent.mkdir(parents=True)
-    shortest.write_text("1000\n")
-    longest.write_text("60000\n")
-    return longest
+def looks(root: Path) -> Callable[[], tuple[str, ...]]:
+    """Tells the shortest period and the longest one, as in debugfs."""
+    files = [root / path for path in numa_balancing.LOOKS[:2]]
+    files[0].parent.mkdir(parents=True, exist_ok=True)
+    for file, value in zip(files, BY_ITSELF, strict=True):
+        file.write_text(f"{value}\n")
+    return lambda: tuple(file.read_text().strip() for file in files)
 
 
 def test_the_kernel_looks_often_while_it_sorts(
-    root: Path, arbiter: Arbiter, journal: Journal, longest_look: Path
+    root: Path, arbiter: Arbiter, journal: Journal, looks: Callable[[], tuple[str, ...]]
 ) -> None:
     write(root, "0")
-    for sorts, milliseconds in ((True, "1000"), (False, "60000"), (True, "1000")):
+    often = ("1000", "1000")
+    for sorts, settings in ((True, often), (False, BY_ITSELF), (True, often)):
         arbiter.may_move(Rival.COOPERATE, moves=True, look=Look() if sorts else None)
         assert mode(root) == ("2" if sorts else "0")
-        assert longest_look.read_text().strip() == milliseconds
+        assert looks() == settings
     list(journal.undo())
-    assert longest_look.read_text().strip() == "60000"
+    assert looks() == BY_ITSELF
+
+
+@pytest.mark.parametrize("soon", [False, True])
+def test_after_a_first_look_the_next_one_may_come_soon(
+    root: Path, arbiter: Arbiter, looks: Callable[[], tuple[str, ...]], *, soon: bool
+) -> None:
+    """Without the kernel looking often, by which it would adapt what counts as hot."""
+    write(root, "0")
+    arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(often=False, soon=soon))
+    assert looks() == ("500" if soon else "1000", "60000")
 
 
 def test_a_look_begins_anew_as_soon_as_the_kernel_can(
-    root: Path, arbiter: Arbiter, journal: Journal, longest_look: Path
+    root: Path, arbiter: Arbiter, journal: Journal, looks: Callable[[], tuple[str, ...]]
 ) -> None:
     write(root, "0")
-    shortest_look = root / numa_balancing.SHORTEST_LOOK
-    for anew, periods in (
-        (True, ("100", "100")),
-        (False, ("1000", "1000")),
-        (True, ("100", "100")),
-    ):
+    at_once, often = ("100", "100"), ("1000", "1000")
+    for anew, settings in ((True, at_once), (False, often), (True, at_once)):
         arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(anew=anew))
-        assert (shortest_look.read_text().strip(), longest_look.read_text().strip()) == periods
+        assert looks() == settings
     list(journal.undo())
-    put_back = shortest_look.read_text().strip(), longest_look.read_text().strip()
-    assert put_back == ("1000", "60000")
+    assert looks() == BY_ITSELF
 
 
-def test_a_period_that_is_shorter_yet_is_kept(
-    root: Path, arbiter: Arbiter, longest_look: Path
+def test_periods_that_are_shorter_yet_are_kept(
+    root: Path, arbiter: Arbiter, looks: Callable[[], tuple[str, ...]]
 ) -> None:
     write(root, "0")
-    shortest_look = root / numa_balancing.SHORTEST_LOOK
-    shortest_look.write_text("50\n")
+    (root / numa_balancing.SHORTEST_LOOK).write_text("5\n")
     arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(anew=True))
-    assert (shortest_look.read_text().strip(), longest_look.read_text().strip()) == ("50", "50")
+    assert looks() == ("5", "5")
+
+
+@pytest.mark.parametrize("missing", numa_balancing.LOOKS[:2])
+def test_it_looks_as_it_does_where_debugfs_does_not_tell_all(
+    root: Path, arbiter: Arbiter, looks: Callable[[], tuple[str, ...]], missing: str
+) -> None:
+    write(root, "0")
+    (root / missing).unlink()
+    arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(anew=True))
+    (root / missing).write_text(BY_ITSELF[numa_balancing.LOOKS.index(missing)])
+    assert looks() == BY_ITSELF
 
 
 @pytest.fixture
@@ -302,17 +319,17 @@ def test_the_first_look_takes_less_for_hot(
 
 
 def test_in_a_first_look_what_promotions_take_counts_besides(
-    arbiter: Arbiter, longest_look: Path, within: Path
+    arbiter: Arbiter, looks: Callable[[], tuple[str, ...]], within: Path
 ) -> None:
     """The kernel adapts nothing meanwhile, as it would looking often."""
     for held_up_s, milliseconds in ((0.0, "1000"), (0.35, "1350"), (2.0, "3000"), (60.0, "4000")):
         look = Look(often=False, held_up_s=held_up_s)
         arbiter.may_move(Rival.COOPERATE, moves=True, look=look)
         assert within.read_text().strip() == milliseconds
-        assert longest_look.read_text().strip() == "60000"
+        assert looks() == BY_ITSELF
     arbiter.may_move(Rival.COOPERATE, moves=True, look=Look())
     assert within.read_text().strip() == "1000"
-    assert longest_look.read_text().strip() == "1000"
+    assert looks() == ("1000", "1000")
 
 
 def test_a_later_look_takes_for_hot_what_is_as_hot_as_what_it_is_for(
@@ -326,12 +343,12 @@ def test_a_later_look_takes_for_hot_what_is_as_hot_as_what_it_is_for(
 
 
 def test_for_a_first_look_the_kernel_forgets_what_it_has_adapted(
-    arbiter: Arbiter, longest_look: Path, within: Path, written: list[str]
+    arbiter: Arbiter, looks: Callable[[], tuple[str, ...]], within: Path, written: list[str]
 ) -> None:
     """By being turned on again; it demotes all the while."""
     for often in (True, False, False):
         arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(often=often))
-        assert longest_look.read_text().strip() == ("1000" if often else "60000")
+        assert looks() == (("1000", "1000") if often else BY_ITSELF)
     assert written.count(numa_balancing.PATH) == 3
     assert written.count(numa_balancing.DEMOTES) == 1
 
@@ -343,7 +360,10 @@ def test_before_samples_tell_that_counts_besides_less(arbiter: Arbiter, within: 
 
 
 def test_it_looks_as_it_does_where_debugfs_is_locked(
-    root: Path, arbiter: Arbiter, longest_look: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path,
+    arbiter: Arbiter,
+    looks: Callable[[], tuple[str, ...]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(path: Path) -> str | None:
         if "debug" in path.parts:
@@ -354,7 +374,7 @@ def test_it_looks_as_it_does_where_debugfs_is_locked(
     write(root, "0")
     assert arbiter.may_move(Rival.COOPERATE, moves=True)
     assert mode(root) == "2"
-    assert longest_look.read_text().strip() == "60000"
+    assert looks() == BY_ITSELF
 
 
 def test_it_demotes_throughout_where_the_limit_is_another(

@@ -277,6 +277,22 @@ def test_of_its_first_look_it_is_told_what_that_takes_the_program(
     assert (arbiter.look, held_up_s()) == (daemon.sorting.look, 0)
 
 
+def test_of_what_it_promotes_it_is_told_how_much_is_of_targets_that_lack_nothing(
+    service: Service, machine: Machine
+) -> None:
+    daemon = service.daemon
+    daemon.sorted_by_kernel = True
+    daemon.sorting = Sorting(knows=True, served=frozenset({OTHER}), came_s={HOT: machine.now_s})
+    daemon.follow_kernel()
+    for of_other, promotes in ((100, True), (200, False)):
+        machine.now_s += STEP_S
+        machine.promoted[OTHER] = machine.promoted.get(OTHER, 0) + of_other
+        step = KernelMoves(faults=300, candidates=300, promoted=300)
+        machine.kernels = KernelMoves(*map(sum, zip(machine.kernels, step, strict=True)))
+        daemon.follow_kernel()
+        assert daemon.sorting.promotes is promotes
+
+
 def test_the_kernel_promotes_no_more_than_has_to_rise(service: Service) -> None:
     """Nor than tierd itself may move."""
     arbiter = cast(Undisputed, service.arbiter)

@@ -81,3 +81,27 @@ def test_a_kdamond_that_we_may_not_slow_down_stays_as_it_is() -> None:
 def test_a_task_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(ProcessLookupError, match="no task 5"):
         task.cpu_s(Pid(5), tmp_path)
+
+
+SCHED = """\
+head (412, #threads: 1)
+-------------------------------------------------------------------
+se.exec_start                                :      29055870.912271
+mm->numa_scan_seq                            :28
+numa_pages_migrated                          :                12346
+numa_preferred_nid                           :                   -1
+"""
+
+
+@pytest.mark.parametrize(
+    ("sched", "pages"),
+    [(SCHED, 12346), (SCHED.partition("mm->")[0], 0), (None, 0)],
+    ids=["told", "without numa_balancing", "no such task"],
+)
+def test_it_is_told_what_faults_of_a_task_had_moved(
+    tmp_path: Path, sched: str | None, pages: int
+) -> None:
+    if sched is not None:
+        (tmp_path / "proc/412").mkdir(parents=True)
+        (tmp_path / "proc/412/sched").write_text(sched)
+    assert task.promoted_pages(Pid(412), tmp_path) == pages

@@ -224,6 +224,14 @@ def test_the_kernel_looks_often_but_for_first_looks() -> None:
     assert waiting.after([UNSORTED], [Pid(1)], now_s=2).look == Look()
 
 
+def test_of_several_targets_the_second_look_comes_soon() -> None:
+    """For what one has accessed late while another one's hot pages rose."""
+    both = Sorting().after([], [Pid(1), Pid(2)], now_s=0)
+    assert both.look == Look(first=True, often=False, soon=True)
+    alone = both.after([], [Pid(2)], now_s=1)
+    assert alone.look == Look(first=True, often=False)
+
+
 @pytest.mark.parametrize(
     ("had", "free", "now_s", "anew"),
     [(1000, 201, 2, True), (1000, 200, 2, False), (0, 1000, 2, False), (1000, 201, FIRST_S, False)],
@@ -275,6 +283,24 @@ def test_what_has_risen_before_a_pause_need_not_rise_again() -> None:
     paused = looked(known, some, KernelMoves(), now_s=2.2)
     assert (paused.promotes, paused.lacking_pages) == (True, 40)
     assert not looked(paused, others, now_s=2.3).promotes
+
+
+@pytest.mark.parametrize(
+    ("pages", "idle", "rests"),
+    [(100, 51, True), (100, 50, False), (STRAY - 1, STRAY - 1, False)],
+    ids=["of that alone", "of others too", "strays"],
+)
+def test_a_look_rests_for_the_round_where_it_is_at_a_target_that_lacks_nothing(
+    pages: int, idle: int, *, rests: bool
+) -> None:
+    other = replace(SORTED, pid=Pid(2))
+    sorting = Sorting().after([], [Pid(1), Pid(2)], now_s=0)
+    sorting = sorting.after([UNSORTED, other], [Pid(1), Pid(2)], now_s=2)
+    assert sorting.served == {Pid(2)}
+    step = KernelMoves(faults=pages, candidates=pages, promoted=pages)
+    after = sorting.once_taken_up(step, now_s=2.1, idle_pages=idle)
+    assert (after.is_due, after.promotes) == (True, not rests)
+    assert after.after([UNSORTED, other], [Pid(1), Pid(2)], now_s=3).promotes
 
 
 def test_a_few_stray_faults_are_no_look() -> None:

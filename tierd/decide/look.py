@@ -28,6 +28,8 @@ class Look:
         often: whether it looks as often as it does by itself at the most, as it is not to in a
             first look.
         anew: whether it is to begin anew at once, by periods as short as it takes.
+        soon: whether the next one after a first look is to come in half the time, as a task takes
+            over its period for the next look when it has faults of one.
         held_up_s: how long promotions of a first look have kept a program from its own code.
         within_s: within so long what a later look is for is accessed.
     """
@@ -35,8 +37,22 @@ class Look:
     first: bool = False
     often: bool = True
     anew: bool = False
+    soon: bool = False
     held_up_s: float = 0.0
     within_s: float = math.inf
+
+    def periods_ms(self, set_ms: tuple[int, int], least_ms: int) -> tuple[int, int]:
+        """Returns how often it is to look, the shortest and the longest period of CPU time.
+
+        Args:
+            set_ms: the same two by themselves.
+            least_ms: the shortest one that it takes.
+        """
+        shortest_ms, longest_ms = set_ms
+        if not self.often:
+            return shortest_ms // 2 if self.soon else shortest_ms, longest_ms
+        period_ms = min(shortest_ms, least_ms) if self.anew else shortest_ms
+        return period_ms, period_ms
 
     def hot_ms(self, set_ms: int) -> int:
         """Returns how soon after it was unmapped memory is to be accessed to be hot.

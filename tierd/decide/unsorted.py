@@ -10,6 +10,7 @@ Its first look at a new target finds the hot pages, and goes on to lukewarm ones
 come a second later, and find more of these, before anything is known of the target by samples: so
 it waits for them. Once they tell, it may go on for longer by what its promotions take the target,
 or it would end before it has found what has to rise. Before that it may so for the first few pages.
+Where it is at one of several that lacks nothing, it rests.
 
 While there is no target the kernel sorts too, since its first look at one that comes begins before
 it is seen. But every other program pays for that, so it does for some minutes only.
@@ -66,6 +67,11 @@ STRAY = 50
 """Fewer faults than this in a round are none of a look, which unmaps memory by megabytes."""
 WAITS_MOST_S = 3.0
 """For so long the next one waits for a target's samples."""
+IDLE = 0.5
+"""A look rests for the round where more than this share of what it takes up is of targets that lack
+next to none: the kernel looks at one program at a time, and of such a one finds lukewarm pages."""
+SERVED_MOST = 16
+"""So many of those are told of at most, which takes a tenth of a millisecond each."""
 DISPLACES = 0.5
 """The tier is full where more than this share of what the kernel takes up displaces others."""
 IN_PART = 0.02
@@ -108,7 +114,7 @@ class Sorting:
     that is not seen yet, or for the next round, and `knows` whether they do; `taken` is what it has
     done since the last round, and `last` in the last step of that. As samples have it
     `lacking_pages` have to rise, infinitely many while they tell nothing, and a look for these
-    finds them within `within_s`.
+    finds them within `within_s`; few accesses of those `served` go below.
 
     `filling` is what it may fill of the room there was when the last target came, in the first turn
     since, or of what there is while there is none; `looked` is whether a look of that turn is over,
@@ -130,6 +136,7 @@ class Sorting:
     last: KernelMoves = NOTHING
     lacking_pages: float = math.inf
     within_s: float = math.inf
+    served: frozenset[Pid] = frozenset()
     filling: Filling = field(default_factory=Filling)
     looked: bool = False
     held_up_s: float = 0.0
@@ -148,6 +155,7 @@ class Sorting:
             first=not self.knows,
             often=self.looked or not self.came_s,  # first looks come by themselves
             anew=self.looked and self.is_new and self.filling.has_much_room,
+            soon=len(self.came_s) > 1,
             held_up_s=self.held_up_s,
             within_s=self.within_s if self.looked else math.inf,
         )
@@ -162,7 +170,7 @@ class Sorting:
         return replace(self, filling=self.filling.with_room(room, cold_bytes))
 
     def once_taken_up(
-        self, step: KernelMoves, *, now_s: float, held_up_s: float = 0.0
+        self, step: KernelMoves, *, now_s: float, held_up_s: float = 0.0, idle_pages: int = 0
     ) -> "Sorting":
         """Returns what becomes of it once the kernel has taken up some more.
 
@@ -175,6 +183,7 @@ class Sorting:
             step: what it has done since it was last asked, a fraction of a second ago.
             now_s: the instant.
             held_up_s: for how much of that fraction the kernel had a target, and not its own code.
+            idle_pages: how many it has promoted of targets that lack next to none (`served`).
         """
         if not self.is_due:
             return self
@@ -187,8 +196,9 @@ class Sorting:
         ends = both.candidates < LOOK_OVER * both.faults and taken.faults >= STRAY
         has_risen = self.knows and filling.look_bytes >= lacking_pages * PAGE_BYTES
         is_over = fills or ends or has_risen
+        is_idle = step.promoted >= STRAY and idle_pages > IDLE * step.promoted
         may_wait = self._may_wait(now_s) if self.came_s else fills
-        waits = self.waits or has_risen or (is_over and may_wait)
+        waits = self.waits or has_risen or is_idle or (is_over and may_wait)
         looked = self.looked or is_over
         more_s = held_up_s if step.promoted else 0.0
         lasts = not looked and (self.knows or filling.look_bytes < FIRST_BYTES)
@@ -232,7 +242,10 @@ class Sorting:
         alone_s = math.inf if came_s else min(self.alone_s, now_s)
         is_new = now_s - max(came_s.values(), default=-math.inf) < FIRST_S
         seen = replace(self, came_s=came_s, is_new=is_new, alone_s=alone_s)
-        share = seen._below([target.pieces for target in targets], now_s)
+        of_each = [(target.pid, below(target.pieces)) for target in targets]
+        share = seen._below([share for _, share in of_each], now_s)
+        served = [pid for pid, share in of_each if share is not None and share <= MANY]
+        seen = replace(seen, served=frozenset(served[:SERVED_MOST]))
         seen = replace(seen, many_s=min(self.many_s, now_s) if share > MANY else math.inf)
         if came_s.keys() - self.came_s.keys():
             return seen._begun(self.came_s)
@@ -297,7 +310,7 @@ class Sorting:
         if not self.is_due:
             return self
         filling = self.filling if room is None else self.filling.once_moved(room)
-        share = self._below(placed, now_s)
+        share = self._below(list(map(below, placed)), now_s)
         moved = replace(self, filling=filling)._goes_on(share, now_s, is_full=False)
         if not moved.knows:
             return replace(moved, lacking_pages=math.inf, within_s=math.inf)
@@ -331,17 +344,21 @@ class Sorting:
             rests_s=rests_s,
         )
 
-    def _below(self, placed: Sequence[NDArray[np.void]], now_s: float) -> float:
+    def _below(self, of_each: Sequence[float | None], now_s: float) -> float:
         """Returns the most that go below of any target, infinite while nothing tells.
 
         A turn does not end with targets that access next to nothing yet, but like one that none
         comes to.
+
+        Args:
+            of_each: the share of its accesses that do, of each target with fresh samples.
+            now_s: the instant.
         """
-        if not placed:
+        if not of_each:
             return math.inf
-        of_each = [share for pieces in placed if (share := below(pieces)) is not None]
-        if of_each:
-            return max(of_each)
+        shares = [share for share in of_each if share is not None]
+        if shares:
+            return max(shares)
         is_new = now_s - max(self.came_s.values(), default=now_s) < NOBODY_S
         return math.inf if self.is_due and not self.knows and is_new else 0.0
 

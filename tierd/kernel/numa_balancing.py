@@ -30,6 +30,7 @@ SHORTEST_LOOK, LONGEST_LOOK = (
 LEAST_MS = 100
 """The kernel looks no more often than that, for 256 MiB at a time (fair.c: task_scan_min)."""
 HOT_WITHIN = "sys/kernel/debug/sched/numa_balancing/hot_threshold_ms"
+LOOKS = SHORTEST_LOOK, LONGEST_LOOK, HOT_WITHIN
 OFF = "0"
 YES = "true"
 PROMOTES = 2

@@ -52,6 +52,19 @@ def cpu_times(pid: Pid, root: Path = Path("/")) -> CpuTimes:
     return CpuTimes(int(fields[_UTIME]) / _TICKS_PER_S, int(fields[_STIME]) / _TICKS_PER_S)
 
 
+def promoted_pages(pid: Pid, root: Path = Path("/")) -> int:
+    """Returns how many pages the kernel has moved at faults of a task, or a process' first thread.
+
+    As /proc/PID/sched has it (kernel/sched/debug.c); 0 where it does not tell, or there is no task.
+    """
+    try:
+        lines = (root / f"proc/{pid}/sched").read_text(errors="replace").splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    told = (line.rpartition(":")[2] for line in lines if line.startswith("numa_pages_migrated "))
+    return int(next(told, "0"))
+
+
 def give_way(nice: int) -> None:
     """Has this process give way to others by so much, and threads that it starts from now on.
 
