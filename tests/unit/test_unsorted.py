@@ -224,6 +224,14 @@ def test_the_kernel_looks_often_but_for_first_looks() -> None:
     assert waiting.after([UNSORTED], [Pid(1)], now_s=2).look == Look()
 
 
+@pytest.mark.parametrize(("stays", "held_up_s"), [(True, 0.25), (False, 0.0)])
+def test_a_first_look_goes_on_when_another_target_comes(held_up_s: float, *, stays: bool) -> None:
+    looking = Sorting().after([], [Pid(1)], now_s=0)
+    looking = looking.once_taken_up(FOUND, now_s=1, held_up_s=0.25)
+    both = looking.after([], [Pid(2), *([Pid(1)] if stays else [])], now_s=1)
+    assert (both.promotes, both.held_up_s) == (True, held_up_s)
+
+
 def test_of_several_targets_the_second_look_comes_soon() -> None:
     """For what one has accessed late while another one's hot pages rose."""
     both = Sorting().after([], [Pid(1), Pid(2)], now_s=0)

@@ -177,7 +177,8 @@ class Sorting:
         A look is over once there are faults, and no pages among them any more that were accessed
         soon enough after they were unmapped, or no room for another step. The next one waits where
         a target is new, or may be, since the first look at it begins before it is seen; and for a
-        round once all has risen that had to, since the kernel's limit begins anew each second.
+        round once all has risen that had to, since the kernel's limit begins anew each second, or
+        where it is at a target that lacks nothing.
 
         Args:
             step: what it has done since it was last asked, a fraction of a second ago.
@@ -190,8 +191,7 @@ class Sorting:
         both, taken = _sum(self.last, step), _sum(self.taken, step)
         promoted_bytes = step.promoted * PAGE_BYTES
         filling = self.filling.after(promoted_bytes)
-        risen_bytes = 0 if promoted_bytes else self.filling.look_bytes  # until it paused now
-        lacking_pages = max(self.lacking_pages - risen_bytes / PAGE_BYTES, 0.0)
+        lacking_pages = self.lacking_pages if promoted_bytes else self._still_lacking()
         fills = promoted_bytes > filling.fillable_bytes(with_cold=self.knows)
         ends = both.candidates < LOOK_OVER * both.faults and taken.faults >= STRAY
         has_risen = self.knows and filling.look_bytes >= lacking_pages * PAGE_BYTES
@@ -213,6 +213,10 @@ class Sorting:
             held_up_s=self.held_up_s + more_s if lasts else 0.0,
         )
         return seen._limited()
+
+    def _still_lacking(self) -> float:
+        """Returns how many pages have to rise yet where a look pauses, which counts anew then."""
+        return max(self.lacking_pages - self.filling.look_bytes / PAGE_BYTES, 0.0)
 
     def _limited(self) -> "Sorting":
         """Has it take up no more than there is room for, where there was some, in later looks."""
@@ -286,6 +290,7 @@ class Sorting:
             filling=self.filling.begun(self.taken),
             waits=has_looked,
             looked=has_looked,
+            held_up_s=self.held_up_s if any_stays else 0.0,
         )
 
     def once_moved(
