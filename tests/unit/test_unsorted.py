@@ -473,6 +473,24 @@ def test_what_tierd_has_moved_itself_takes_room_from_the_kernel() -> None:
     assert anew.once_moved([WARM.pieces], now_s=2, room=roomy(300)).filling.left_bytes is None
 
 
+def test_page_cache_that_becomes_inactive_is_room_until_anybody_makes_way() -> None:
+    """A program that begins has read its files, which the kernel has as active at first."""
+    new = Sorting().with_room(roomy(1000)).after([], [WARM.pid], now_s=0)
+
+    def left_pages(sorting: Sorting) -> int | None:
+        left_bytes = sorting.filling.left_bytes
+        return left_bytes and left_bytes // PAGE_BYTES
+
+    began = new.with_room(roomy(1000, 300))
+    assert left_pages(began) == 1300
+    assert left_pages(began.with_room(roomy(900, 400))) == 1300, (
+        "what has been read since took room"
+    )
+    assert left_pages(began.with_room(roomy(1200, 300))) == 1300, "what somebody else has freed"
+    step = KernelMoves(faults=900, candidates=900, promoted=900, demoted=100)
+    assert left_pages(looked(began, step, now_s=1).with_room(roomy(100, 500))) == 400
+
+
 def test_what_is_demoted_for_it_makes_no_new_room() -> None:
     """Once the kernel has taken up what there was room for, others would make way for the rest."""
     new = Sorting().with_room(roomy(1000)).after([], [WARM.pid], now_s=0)

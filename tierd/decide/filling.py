@@ -26,13 +26,15 @@ class Filling:
 
     `room` is as it was seen, less what has been promoted since then, and `cold_bytes` may make way
     there besides, as samples have it. `left_bytes` are what the kernel has not filled yet of the
-    room there was when the last target came, None where there was none. `look_bytes` are those that
-    the look has taken up that goes on now.
+    room there was when the last target came, None where there was none; until anybody `made_way`
+    for what it takes up, page cache that has become inactive since counts too, as what a program
+    has read to begin. `look_bytes` are those that the look has taken up that goes on now.
     """
 
     room: TierRoom = NO_ROOM
     cold_bytes: float = 0.0
     left_bytes: int | None = None
+    made_way: bool = False
     look_bytes: int = 0
 
     @property
@@ -89,7 +91,13 @@ class Filling:
     def with_room(self, room: TierRoom, cold_bytes: float | None) -> "Filling":
         """Returns it with the room as it is seen now, and what may make way, if that is told."""
         cold = self.cold_bytes if cold_bytes is None else cold_bytes
-        return replace(self, room=room, cold_bytes=cold)
+        seen = replace(self, room=room, cold_bytes=cold)
+        if self.left_bytes is None or self.made_way:
+            return seen
+        became_bytes = min(
+            seen.room.cache_bytes - self.room.cache_bytes, seen.unused_bytes - self.unused_bytes
+        )
+        return replace(seen, left_bytes=self.left_bytes + max(became_bytes, 0))
 
     def once_moved(self, room: TierRoom) -> "Filling":
         """Returns it with the room as tierd has left it by its own moves, which is no more."""
@@ -119,11 +127,13 @@ class Filling:
         return replace(
             self,
             left_bytes=max(self.unused_bytes - demoted_bytes, 0) if has_room else None,
+            made_way=demoted_bytes > 0,
             look_bytes=self.look_bytes if taken.promoted else 0,
         )
 
-    def after(self, promoted_bytes: int) -> "Filling":
-        """Returns it after a step in which the kernel has promoted so much; none ends a look."""
+    def after(self, step: KernelMoves) -> "Filling":
+        """Returns it after a step of what the kernel does; one without promotions ends a look."""
+        promoted_bytes = step.promoted * PAGE_BYTES
         look_bytes = self.look_bytes + promoted_bytes if promoted_bytes else 0
         if self.left_bytes is None:
             return replace(self, look_bytes=look_bytes)
@@ -132,5 +142,6 @@ class Filling:
             self,
             room=replace(self.room, free_bytes=free_bytes),
             left_bytes=max(self.left_bytes - promoted_bytes, 0),
+            made_way=self.made_way or step.demoted > 0,
             look_bytes=look_bytes,
         )

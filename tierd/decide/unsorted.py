@@ -190,7 +190,7 @@ class Sorting:
             return self
         both, taken = _sum(self.last, step), _sum(self.taken, step)
         promoted_bytes = step.promoted * PAGE_BYTES
-        filling = self.filling.after(promoted_bytes)
+        filling = self.filling.after(step)
         lacking_pages = self.lacking_pages if promoted_bytes else self._still_lacking()
         fills = promoted_bytes > filling.fillable_bytes(with_cold=self.knows)
         ends = both.candidates < LOOK_OVER * both.faults and taken.faults >= STRAY
