@@ -118,8 +118,9 @@ class Arbiter:
         shortest, longest, within = otherwise.values()
         wanted = dict[str, int]()
         if shortest is not None and longest is not None:
-            periods = look.periods_ms((shortest, longest), numa_balancing.LEAST_MS)
-            wanted = dict(zip(numa_balancing.LOOKS, periods, strict=False))
+            least_ms, most_ms = look.periods_ms((shortest, longest), numa_balancing.LEAST_MS)
+            wanted[numa_balancing.SHORTEST_LOOK] = least_ms
+            wanted[numa_balancing.LONGEST_LOOK] = most_ms
         if within is not None:
             wanted[numa_balancing.HOT_WITHIN] = look.hot_ms(within)
         return {path: str(value) for path, value in wanted.items() if value != otherwise[path]}

@@ -279,13 +279,13 @@ def test_a_look_begins_anew_as_soon_as_the_kernel_can(
     assert looks() == BY_ITSELF
 
 
-def test_periods_that_are_shorter_yet_are_kept(
+def test_a_period_that_is_shorter_yet_is_kept(
     root: Path, arbiter: Arbiter, looks: Callable[[], tuple[str, ...]]
 ) -> None:
     write(root, "0")
-    (root / numa_balancing.SHORTEST_LOOK).write_text("5\n")
+    (root / numa_balancing.SHORTEST_LOOK).write_text("50\n")
     arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(anew=True))
-    assert looks() == ("5", "5")
+    assert looks() == ("50", "50")
 
 
 @pytest.mark.parametrize("missing", numa_balancing.LOOKS[:2])

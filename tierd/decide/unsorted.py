@@ -246,11 +246,15 @@ class Sorting:
         alone_s = math.inf if came_s else min(self.alone_s, now_s)
         is_new = now_s - max(came_s.values(), default=-math.inf) < FIRST_S
         seen = replace(self, came_s=came_s, is_new=is_new, alone_s=alone_s)
-        of_each = [(target.pid, below(target.pieces)) for target in targets]
-        share = seen._below([share for _, share in of_each], now_s)
-        served = [pid for pid, share in of_each if share is not None and share <= MANY]
-        seen = replace(seen, served=frozenset(served[:SERVED_MOST]))
-        seen = replace(seen, many_s=min(self.many_s, now_s) if share > MANY else math.inf)
+        of_each = [below(target.pieces) for target in targets]
+        share = seen._below(of_each, now_s)
+        both = zip(targets, of_each, strict=True)
+        served = [target.pid for target, its in both if its is not None and its <= MANY]
+        seen = replace(
+            seen,
+            many_s=min(self.many_s, now_s) if share > MANY else math.inf,
+            served=frozenset(served[:SERVED_MOST]),
+        )
         if came_s.keys() - self.came_s.keys():
             return seen._begun(self.came_s)
         if not came_s:

@@ -15,10 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from tierd.kernel import text
 from tierd.kernel.process import read_command
 from tierd.model import Pid
 
 _UTIME, _STIME = 11, 12  # counted from the state, the first field behind the name
+_SCHED_BYTES = 1 << 20  # with a line for each NUMA node
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -45,10 +47,10 @@ def cpu_times(pid: Pid, root: Path = Path("/")) -> CpuTimes:
         ProcessLookupError: there is no such task.
     """
     try:
-        text = (root / f"proc/{pid}/stat").read_text(errors="replace")
+        content = (root / f"proc/{pid}/stat").read_text(errors="replace")
     except FileNotFoundError as error:
         raise ProcessLookupError(errno.ESRCH, f"no task {pid}") from error
-    fields = text.rpartition(")")[2].split()
+    fields = content.rpartition(")")[2].split()
     return CpuTimes(int(fields[_UTIME]) / _TICKS_PER_S, int(fields[_STIME]) / _TICKS_PER_S)
 
 
@@ -57,12 +59,9 @@ def promoted_pages(pid: Pid, root: Path = Path("/")) -> int:
 
     As /proc/PID/sched has it (kernel/sched/debug.c); 0 where it does not tell, or there is no task.
     """
-    try:
-        lines = (root / f"proc/{pid}/sched").read_text(errors="replace").splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    told = (line.rpartition(":")[2] for line in lines if line.startswith("numa_pages_migrated "))
-    return int(next(told, "0"))
+    lines = text.lines(root / f"proc/{pid}/sched", _SCHED_BYTES)
+    told = (line.rpartition(b":")[2] for line in lines if line.startswith(b"numa_pages_migrated "))
+    return int(next(told, b"0"))
 
 
 def give_way(nice: int) -> None:
