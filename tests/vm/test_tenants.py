@@ -27,6 +27,7 @@ cgroup = "{BATCH}"
 weight = 10_000
 [policy]
 latency_gap_ns = 4000.0  # an emulated CPU makes a twentieth of the accesses, and moves take longer
+regret_percent = 100.0  # the guard would have a neighbour rest that thrashes
 """
 
 
