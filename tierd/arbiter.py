@@ -93,7 +93,7 @@ class Arbiter:
             raise UnsupportedKernel("this kernel places no pages by itself", hint=LEAVE_OUT)
         wanted = {numa_balancing.DEMOTES: numa_balancing.YES}
         if look is not None:
-            if not look.often and self._adapts():
+            if not look.adapts and self._adapts():
                 self.held.hold(OWNER, wanted)  # and forgets that as it is turned on again
             wanted |= self._looks(look)
             wanted[numa_balancing.LIMIT] = str(min(limit, limit_mbps))

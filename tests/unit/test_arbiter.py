@@ -10,7 +10,7 @@ import pytest
 
 from tierd.arbiter import Arbiter
 from tierd.config import Rival
-from tierd.decide.look import Look
+from tierd.decide.look import Look, Pace
 from tierd.errors import Conflict, UnsupportedKernel
 from tierd.held import Held
 from tierd.journal import Journal
@@ -257,23 +257,23 @@ def test_the_kernel_looks_often_while_it_sorts(
     assert looks() == BY_ITSELF
 
 
-@pytest.mark.parametrize("soon", [False, True])
+@pytest.mark.parametrize(("pace", "shortest"), [(Pace.BY_ITSELF, "1000"), (Pace.SOON, "500")])
 def test_after_a_first_look_the_next_one_may_come_soon(
-    root: Path, arbiter: Arbiter, looks: Callable[[], tuple[str, ...]], *, soon: bool
+    root: Path, arbiter: Arbiter, looks: Callable[[], tuple[str, ...]], pace: Pace, shortest: str
 ) -> None:
     """Without the kernel looking often, by which it would adapt what counts as hot."""
     write(root, "0")
-    arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(often=False, soon=soon))
-    assert looks() == ("500" if soon else "1000", "60000")
+    arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(pace=pace))
+    assert looks() == (shortest, "60000")
 
 
 def test_a_look_begins_anew_as_soon_as_the_kernel_can(
     root: Path, arbiter: Arbiter, journal: Journal, looks: Callable[[], tuple[str, ...]]
 ) -> None:
     write(root, "0")
-    at_once, often = ("100", "100"), ("1000", "1000")
-    for anew, settings in ((True, at_once), (False, often), (True, at_once)):
-        arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(anew=anew))
+    at_once, often = (Pace.ANEW, ("100", "100")), (Pace.OFTEN, ("1000", "1000"))
+    for pace, settings in (at_once, often, at_once):
+        arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(pace=pace))
         assert looks() == settings
     list(journal.undo())
     assert looks() == BY_ITSELF
@@ -284,7 +284,7 @@ def test_a_period_that_is_shorter_yet_is_kept(
 ) -> None:
     write(root, "0")
     (root / numa_balancing.SHORTEST_LOOK).write_text("50\n")
-    arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(anew=True))
+    arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(pace=Pace.ANEW))
     assert looks() == ("50", "50")
 
 
@@ -294,7 +294,7 @@ def test_it_looks_as_it_does_where_debugfs_does_not_tell_all(
 ) -> None:
     write(root, "0")
     (root / missing).unlink()
-    arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(anew=True))
+    arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(pace=Pace.ANEW))
     (root / missing).write_text(BY_ITSELF[numa_balancing.LOOKS.index(missing)])
     assert looks() == BY_ITSELF
 
@@ -323,7 +323,7 @@ def test_in_a_first_look_what_promotions_take_counts_besides(
 ) -> None:
     """The kernel adapts nothing meanwhile, as it would looking often."""
     for held_up_s, milliseconds in ((0.0, "1000"), (0.35, "1350"), (2.0, "3000"), (60.0, "4000")):
-        look = Look(often=False, held_up_s=held_up_s)
+        look = Look(pace=Pace.BY_ITSELF, held_up_s=held_up_s)
         arbiter.may_move(Rival.COOPERATE, moves=True, look=look)
         assert within.read_text().strip() == milliseconds
         assert looks() == BY_ITSELF
@@ -346,15 +346,16 @@ def test_for_a_first_look_the_kernel_forgets_what_it_has_adapted(
     arbiter: Arbiter, looks: Callable[[], tuple[str, ...]], within: Path, written: list[str]
 ) -> None:
     """By being turned on again; it demotes all the while."""
-    for often in (True, False, False):
-        arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(often=often))
-        assert looks() == (("1000", "1000") if often else BY_ITSELF)
+    often, by_itself = (Pace.OFTEN, ("1000", "1000")), (Pace.BY_ITSELF, BY_ITSELF)
+    for pace, settings in (often, by_itself, by_itself):
+        arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(pace=pace))
+        assert looks() == settings
     assert written.count(numa_balancing.PATH) == 3
     assert written.count(numa_balancing.DEMOTES) == 1
 
 
 def test_before_samples_tell_that_counts_besides_less(arbiter: Arbiter, within: Path) -> None:
-    look = Look(first=True, often=False, held_up_s=0.25)
+    look = Look(first=True, pace=Pace.BY_ITSELF, held_up_s=0.25)
     arbiter.may_move(Rival.COOPERATE, moves=True, look=look)
     assert within.read_text().strip() == "950"
 

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.test_decide import pieces, rooms
 from tierd.bulk import Target
 from tierd.decide.below import below
-from tierd.decide.look import Look
+from tierd.decide.look import Look, Pace
 from tierd.decide.unsorted import (
     FIRST_BYTES,
     FIRST_S,
@@ -218,7 +218,7 @@ def test_while_it_looks_first_what_promotions_take_is_added_up() -> None:
 def test_the_kernel_looks_often_but_for_first_looks() -> None:
     new = Sorting().after([], [Pid(1)], now_s=0)
     assert Sorting().look == Look(first=True)
-    assert new.look == Look(first=True, often=False)
+    assert new.look == Look(first=True, pace=Pace.BY_ITSELF)
     waiting = looked(new, OVER, OVER, now_s=1)
     assert waiting.look is None
     assert waiting.after([UNSORTED], [Pid(1)], now_s=2).look == Look()
@@ -235,24 +235,30 @@ def test_a_first_look_goes_on_when_another_target_comes(held_up_s: float, *, sta
 def test_of_several_targets_the_second_look_comes_soon() -> None:
     """For what one has accessed late while another one's hot pages rose."""
     both = Sorting().after([], [Pid(1), Pid(2)], now_s=0)
-    assert both.look == Look(first=True, often=False, soon=True)
+    assert both.look == Look(first=True, pace=Pace.SOON)
     alone = both.after([], [Pid(2)], now_s=1)
-    assert alone.look == Look(first=True, often=False)
+    assert alone.look == Look(first=True, pace=Pace.BY_ITSELF)
 
 
 @pytest.mark.parametrize(
-    ("had", "free", "now_s", "anew"),
-    [(1000, 201, 2, True), (1000, 200, 2, False), (0, 1000, 2, False), (1000, 201, FIRST_S, False)],
+    ("had", "free", "now_s", "pace"),
+    [
+        (1000, 201, 2, Pace.ANEW),
+        (1000, 200, 2, Pace.OFTEN),
+        (0, 1000, 2, Pace.OFTEN),
+        (1000, 201, FIRST_S, Pace.OFTEN),
+    ],
     ids=["much room", "little", "of no room at first", "for long"],
 )
 def test_later_looks_begin_anew_at_once_while_there_is_much_room(
-    had: int, free: int, now_s: float, *, anew: bool
+    had: int, free: int, now_s: float, pace: Pace
 ) -> None:
     """Where others may have to make way, they come as the kernel has them come."""
     first = Sorting().with_room(roomy(had)).after([], [Pid(1)], now_s=0)
     over = looked(first.with_room(roomy(had)), OVER, OVER, now_s=1)
     again = over.with_room(roomy(free, 1000)).after([UNSORTED], [Pid(1)], now_s=now_s)
-    assert [sorting.look and sorting.look.anew for sorting in (first, again)] == [False, anew]
+    paces = [sorting.look and sorting.look.pace for sorting in (first, again)]
+    assert paces == [Pace.BY_ITSELF, pace]
 
 
 def test_a_turn_waits_for_a_target_that_accesses_nothing_yet() -> None:
@@ -322,7 +328,8 @@ def test_a_later_look_is_for_memory_as_hot_as_what_has_to_rise() -> None:
     """Three accesses of its coldest page are nearly sure to be one at least."""
     some = target((0, 20, 2 * HOT, [0, 1]), (20, 100, HOT / 1000, [0, 1]))
     new = Sorting().after([], [some.pid], now_s=0).after([some], [some.pid], now_s=2)
-    assert new.once_moved([some.pieces], now_s=2).look == Look(often=False), "its first goes on"
+    first = new.once_moved([some.pieces], now_s=2).look
+    assert first == Look(pace=Pace.BY_ITSELF), "its first goes on"
     later = looked(new, OVER, OVER, now_s=2).once_moved([some.pieces], now_s=2)
     assert later.look is not None
     assert later.look.within_s == pytest.approx(3 / 20 + 20 * 100e-6, rel=1 / 32)

@@ -3,12 +3,30 @@
 
 import math
 from dataclasses import dataclass
+from enum import Enum, auto
 
 FIRST_LOOK, HELD_UP_MOST = 0.7, 3.0
 """Of the time in which the kernel takes what is accessed for hot a first look has so much until
 samples tell, and so much more at most where its promotions take a program long."""
 HALVED_MOST = 3
 """So often at most is that time halved for a later look."""
+
+
+class Pace(Enum):
+    """How soon after a look the kernel is to begin the next one.
+
+    While it looks `OFTEN` or `ANEW` it adapts what counts as hot, as it is not to in a first look.
+    """
+
+    BY_ITSELF = auto()
+    """After the period that it comes to, up to a minute of a program's CPU time."""
+    SOON = auto()
+    """So too, but after a first look in half the time: a task takes over its period for the next
+    look when it has faults of one."""
+    OFTEN = auto()
+    """As soon as it does by itself at the most."""
+    ANEW = auto()
+    """At once, by periods as short as it takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,19 +43,13 @@ class Look:
 
     Args:
         first: whether tierd's own samples tell nothing yet of what it looks at.
-        often: whether it looks as often as it does by itself at the most, as it is not to in a
-            first look.
-        anew: whether it is to begin anew at once, by periods as short as it takes.
-        soon: whether the next one after a first look is to come in half the time, as a task takes
-            over its period for the next look when it has faults of one.
+        pace: how soon the next one is to begin.
         held_up_s: how long promotions of a first look have kept a program from its own code.
         within_s: within so long what a later look is for is accessed.
     """
 
     first: bool = False
-    often: bool = True
-    anew: bool = False
-    soon: bool = False
+    pace: Pace = Pace.OFTEN
     held_up_s: float = 0.0
     within_s: float = math.inf
 
@@ -49,10 +61,18 @@ class Look:
             least_ms: the shortest one that it takes.
         """
         shortest_ms, longest_ms = set_ms
-        if not self.often:
-            return shortest_ms // 2 if self.soon else shortest_ms, longest_ms
-        period_ms = min(shortest_ms, least_ms) if self.anew else shortest_ms
-        return period_ms, period_ms
+        at_once_ms = min(shortest_ms, least_ms)
+        return {
+            Pace.BY_ITSELF: (shortest_ms, longest_ms),
+            Pace.SOON: (shortest_ms // 2, longest_ms),
+            Pace.OFTEN: (shortest_ms, shortest_ms),
+            Pace.ANEW: (at_once_ms, at_once_ms),
+        }[self.pace]
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the kernel adapts what counts as hot meanwhile."""
+        return self.pace in (Pace.OFTEN, Pace.ANEW)
 
     def hot_ms(self, set_ms: int) -> int:
         """Returns how soon after it was unmapped memory is to be accessed to be hot.

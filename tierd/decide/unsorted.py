@@ -46,7 +46,7 @@ from tierd.bulk import Flags, Target
 from tierd.decide.below import FEW, below, lacking
 from tierd.decide.filling import Filling
 from tierd.decide.heat import SURELY_SEEN, score
-from tierd.decide.look import Look
+from tierd.decide.look import Look, Pace
 from tierd.decide.worth import NEAR_CEILING, is_unsure
 from tierd.model import PAGE_BYTES, KernelMoves, Pid, TierRoom
 
@@ -153,12 +153,19 @@ class Sorting:
             return None
         return Look(
             first=not self.knows,
-            often=self.looked or not self.came_s,  # first looks come by themselves
-            anew=self.looked and self.is_new and self.filling.has_much_room,
-            soon=len(self.came_s) > 1,
+            pace=self._pace,
             held_up_s=self.held_up_s,
             within_s=self.within_s if self.looked else math.inf,
         )
+
+    @property
+    def _pace(self) -> Pace:
+        """How soon the next look is to begin; first ones of targets come by themselves."""
+        if self.looked and self.is_new and self.filling.has_much_room:
+            return Pace.ANEW
+        if self.looked or not self.came_s:
+            return Pace.OFTEN
+        return Pace.SOON if len(self.came_s) > 1 else Pace.BY_ITSELF
 
     def with_room(self, room: TierRoom, cold_bytes: float | None = None) -> "Sorting":
         """Returns it with what room there is in the fastest tier.
