@@ -635,6 +635,17 @@ def test_what_the_kernel_has_taken_up_in_part_is_not_hot_by_a_few_samples() -> N
     assert left(sorting, new) == [False, False]
 
 
+def test_what_a_look_has_mostly_taken_up_is_moved_by_regions() -> None:
+    """Not in a tier that the kernel has filled, where others would make way for its rest."""
+    mostly = target((0, 100, HOT, [0.7, 0.3]), (100, 100, HOT, [0.65, 0.35]))
+    some = replace(mostly, ceiling=5 * HOT)
+    looking = Sorting().after([some], [Pid(1)], now_s=0)
+    assert left(looking, some) == [True, True]
+    over = looked(looking, OVER, OVER, now_s=1)
+    assert left(over, some) == [False, True]
+    assert left(replace(over, is_filled=True), some) == [True, True]
+
+
 def test_after_a_while_it_may_take_free_room() -> None:
     new, other = replace(UNSORTED, ceiling=5 * HOT), replace(UNSORTED, pid=Pid(2))
     sorting = Sorting().after([new], [Pid(1)], now_s=100)

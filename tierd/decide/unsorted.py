@@ -29,7 +29,8 @@ were moved by their means meanwhile, they would take the room that those pages n
 have few of them is left to the kernel in its turns. In a tier that it has filled it is left to it
 for good: of regions that are alike those make way that chance has shown as cold, and with them the
 hot pages that lie there. But the kernel may not look for minutes, and room that is free then is for
-regions after a while.
+regions after a while. And what a look has mostly taken up, where it has not filled the tier, rises
+by regions at once.
 
 Huge pages are told of by the heat of single ones (heat.of_single_pages()), so they are as mixtures,
 unless they are accessed all the time.
@@ -74,8 +75,9 @@ SERVED_MOST = 16
 """So many of those are told of at most, which takes a tenth of a millisecond each."""
 DISPLACES = 0.5
 """The tier is full where more than this share of what the kernel takes up displaces others."""
-IN_PART = 0.02
-"""Of what is in the fastest tier with more than this share the kernel has sorted some."""
+IN_PART, MOSTLY = 0.02, 0.7
+"""Of what is in the fastest tier with more than the one share the kernel has sorted some, and with
+the other one or more it is hot throughout, its other pages accessed late."""
 WORSE = 0.1
 """By so much more of the accesses below it rests no longer than PATIENCE_S, once it is as much for
 WORSE_S: of few samples a round may tell of as much by chance."""
@@ -412,8 +414,9 @@ class Sorting:
         if not (self.is_due or self.is_filled):
             return False
         pieces, sure = target.pieces, NEAR_CEILING * target.ceiling
-        is_sorted = pieces["resident"][:, 0] > IN_PART
-        return is_unsure(pieces, sure) | (is_sorted & (score(pieces) < sure))
+        risen = pieces["resident"][:, 0]
+        left = is_unsure(pieces, sure) | ((risen > IN_PART) & (score(pieces) < sure))
+        return left & (risen < MOSTLY) if self.looked and not self.is_filled else left
 
     def fills(self, target: Target, *, now_s: float) -> bool:
         """Tells whether what is left to the kernel may take room that is free meanwhile.
