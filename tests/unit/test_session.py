@@ -83,6 +83,7 @@ class Clock:
     def __init__(self) -> None:
         self.now_s = 100.0
         self.cpu_s = 0.0
+        self.resident_bytes = 1 << 40
 
     def monotonic(self) -> float:
         return self.now_s
@@ -95,8 +96,9 @@ def fake(tmp_path: Path) -> FakeDamon:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Has time and CPU time stand still unless told."""
+    """Has time and CPU time stand still unless told, and targets be large."""
     clock = Clock()
+    monkeypatch.setattr(process, "read_resident_bytes", lambda _: clock.resident_bytes)
     monkeypatch.setattr(task, "cpu_s", lambda _: clock.cpu_s)
     monkeypatch.setattr(session, "time", clock)
     monkeypatch.setattr(session, "ThreadPoolExecutor", lambda *_, **__: Now())
@@ -560,6 +562,24 @@ def test_the_budget_is_for_all_together(
         sampled.poll()
 
         assert [tuned.thrift > 1 for tuned in sampled.tuning.values()] == [True, True]
+
+
+def test_a_target_that_grows_is_divided_more_finely(
+    fake: FakeDamon, open_session: Open, target: Target, clock: Clock
+) -> None:
+    sampled = open_session(cpu_percent=2.0)
+    clock.resident_bytes = 300 << 20
+    pid = Pid(target.pid)
+    sampled.watch(pid)
+    assert sampled.tuning[pid].max_regions == 300
+
+    clock.resident_bytes = 600 << 20
+    clock.now_s += governor.JUDGE_S
+    sampled.poll()
+    sampled.poll()
+
+    assert (sampled.tuning[pid].max_regions, sampled.tuning[pid].thrift) == (600, 1.0)
+    assert fake.writes[-1][1] == "commit"
 
 
 def test_a_cheap_kdamond_is_left_as_it_is(

@@ -15,8 +15,23 @@ CONFIG = DamonConfig(
 MARK_US = 1_012_345
 
 
-def setup(thrift: float, *, has_goal: bool = False) -> Setup:
-    return tuning.setup(CONFIG, thrift=thrift, has_goal=has_goal, mark_us=MARK_US)
+LARGE = 1 << 40
+
+
+def setup(
+    thrift: float,
+    *,
+    config: DamonConfig = CONFIG,
+    resident_bytes: int = LARGE,
+    has_goal: bool = False,
+) -> Setup:
+    return tuning.setup(
+        config,
+        thrift=thrift,
+        resident_bytes=resident_bytes,
+        has_goal=has_goal,
+        mark_us=MARK_US,
+    )
 
 
 def test_without_thrift_all_is_as_configured() -> None:
@@ -45,15 +60,37 @@ def test_the_kernel_tunes_between_the_interval_and_twice_that() -> None:
 def test_there_are_never_fewer_regions_than_configured() -> None:
     few = replace(CONFIG, min_regions=500)
 
-    made = tuning.setup(few, thrift=tuning.MOST_THRIFT, has_goal=False, mark_us=MARK_US)
+    made = setup(tuning.MOST_THRIFT, config=few)
 
     assert (made.min_regions, made.max_regions) == (500, 500)
 
 
-@given(st.floats(1, tuning.MOST_THRIFT), st.booleans())
-def test_a_setup_is_one_that_damon_takes(thrift: float, has_goal: bool) -> None:
+@pytest.mark.parametrize(
+    ("mib", "regions"), [(0, 250), (250, 250), (400, 400), (1000, 1000), (5000, 1000)]
+)
+def test_a_process_has_a_region_for_each_mib(mib: int, regions: int) -> None:
+    """Twice as many as the fewest at least, or none would be cut."""
+    assert setup(1.0, resident_bytes=mib << 20).max_regions == regions
+    least = setup(1.0, config=replace(CONFIG, min_regions=300), resident_bytes=mib << 20)
+    assert least.max_regions == max(600, regions)
+
+
+@pytest.mark.parametrize(
+    ("mib", "is_regrown"), [(400, False), (500, False), (501, True), (319, True)]
+)
+def test_regions_are_others_once_a_process_has_grown_by_a_quarter(
+    mib: int, *, is_regrown: bool
+) -> None:
+    was, wanted = (setup(1.0, resident_bytes=size << 20) for size in (400, mib))
+    assert tuning.is_regrown(was, wanted) is is_regrown
+
+
+@given(st.floats(1, tuning.MOST_THRIFT), st.integers(0, LARGE), st.booleans())
+def test_a_setup_is_one_that_damon_takes(
+    thrift: float, resident_bytes: int, has_goal: bool
+) -> None:
     """damon_set_attrs() refuses fewer than 3 regions, and sampling longer than aggregation."""
-    made = setup(thrift, has_goal=has_goal)
+    made = setup(thrift, resident_bytes=resident_bytes, has_goal=has_goal)
 
     assert 3 <= made.min_regions <= made.max_regions
     assert made.sample_us <= made.aggregation_us

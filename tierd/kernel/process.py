@@ -151,6 +151,16 @@ def read_process(pid: Pid, root: Path = Path("/")) -> Process | None:
     )
 
 
+def read_resident_bytes(pid: Pid, root: Path = Path("/")) -> int | None:
+    """Returns how much memory a process has; None without it.
+
+    Raises:
+        UnexpectedContent: /proc/PID/stat is not as documented.
+    """
+    stat = _read_stat(_folder(pid, root) / "stat")
+    return None if stat is None else stat.resident_pages * PAGE_BYTES
+
+
 def is_alive(process: Process, root: Path = Path("/")) -> bool:
     """Tells whether the process lives still, and its pid was not given to another."""
     stat = _read_stat(_folder(process.pid, root) / "stat")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from tierd.config import DamonConfig
 from tierd.errors import TierdError
 from tierd.journal import EntryId
-from tierd.kernel import task
+from tierd.kernel import process, task
 from tierd.kernel.damon import Admin, Setup, SlotIndex
 from tierd.model import Pid
 from tierd.sample import tuning
@@ -42,6 +42,7 @@ class Governor:
     Args:
         config: how finely to look where that is within the budget.
         admin: DAMON.
+        target: what it watches.
         started: the kdamond.
         worker: where to wait for it.
         now_s: CLOCK_MONOTONIC.
@@ -54,6 +55,7 @@ class Governor:
         self,
         config: DamonConfig,
         admin: Admin,
+        target: Pid,
         started: Started,
         *,
         worker: Executor,
@@ -61,6 +63,7 @@ class Governor:
     ) -> None:
         self._config = config
         self._admin = admin
+        self._target = target
         self._slot = started.slot
         self._kdamond = started.pid
         self._setup = started.setup
@@ -130,8 +133,9 @@ class Governor:
             return
         (self._cpu_s, used), self._judged_s = measured, now_s
         self._pending_thrift = tuning.next_thrift(self._thrift, used=used, budget=budget_percent)
-        if self._pending_thrift != self._thrift:
-            self._pending = self._worker.submit(self._commit, self._pending_thrift)
+        wanted = self._wanted(self._pending_thrift)
+        if self._pending_thrift != self._thrift or tuning.is_regrown(self._setup, wanted):
+            self._pending = self._worker.submit(self._commit, wanted)
 
     def _read_back(self, now_s: float) -> None:
         self._read_back_s = now_s
@@ -149,14 +153,18 @@ class Governor:
         else:
             self._setup, self._thrift = setup, self._pending_thrift
 
-    def _commit(self, thrift: float) -> Setup | None:
-        """Has the kdamond go on with another thrift; runs in the worker."""
-        setup = tuning.setup(
+    def _wanted(self, thrift: float) -> Setup:
+        """Returns the setup for a thrift, and for what the target has now."""
+        return tuning.setup(
             self._config,
             thrift=thrift,
+            resident_bytes=process.read_resident_bytes(self._target) or 0,
             has_goal=self._setup.goal is not None,
             mark_us=self._setup.update_us,
         )
+
+    def _commit(self, setup: Setup) -> Setup | None:
+        """Has the kdamond go on with another setup; runs in the worker."""
         self._admin.set_up(self._slot, setup)
         return setup if self._admin.command(self._slot, "commit") else None
 

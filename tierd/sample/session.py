@@ -321,14 +321,20 @@ class Session:
             stack.callback(reader.close)
             now_s = time.monotonic()
             governor = Governor(
-                self._limits, self._admin, started, worker=self._worker, now_s=now_s
+                self._limits, self._admin, pid, started, worker=self._worker, now_s=now_s
             )
             stack.pop_all()
         return Watch(pid=pid, pidfd=pidfd, started=started, reader=reader, governor=governor)
 
     def _set_up(self, slot: SlotIndex, pid: Pid) -> Setup:
         has_goal, mark_us = self._admin.has_goal(slot), self._kdamonds.mark_us
-        setup = tuning.setup(self._limits, thrift=1.0, has_goal=has_goal, mark_us=mark_us)
+        setup = tuning.setup(
+            self._limits,
+            thrift=1.0,
+            resident_bytes=process.read_resident_bytes(pid) or 0,
+            has_goal=has_goal,
+            mark_us=mark_us,
+        )
         self._admin.set_up(slot, setup)
         self._admin.set_target(slot, pid)
         kept = (COUNT_ALL,) if self._tracepoint is None else ()

@@ -5,6 +5,10 @@ A kdamond's work grows with its regions and with how often it samples. Thrift is
 that work is to be less than configured: 1 is as configured. Half of it, as factors go, comes from
 longer intervals and half from fewer regions.
 
+A process is divided into as many regions as it has MiB, or a few, within what is configured. DAMON
+joins neighbours whose counts differ by a tenth of the most at most, and of memory that is accessed
+at random now and then many differ by more: ever smaller regions would tell of chance alone.
+
 Where the kernel can tune the intervals (intervals_goal), it does so between those and twice those.
 It aims at a share of accesses over all that it watches, which for a process includes what isn't
 mapped: DAMON leaves out the two largest gaps alone. In a guest a third one, of 512 MiB beside a
@@ -27,6 +31,9 @@ AIM = 0.8
 SLACK = 0.6
 """Below this share of the budget thrift is given up, a little at a time."""
 STEP_UP, STEP_DOWN = 2.0, 1.25
+
+REGION_BYTES, FEW_REGIONS, REGROWN = 1 << 20, 250, 1.25
+"""So much memory for a region, if they are more than so few; they follow it by this factor."""
 
 GOAL_ACCESS_BP, GOAL_AGGREGATIONS = 400, 3
 """What DAMON's own users in the kernel take: 4 % of the most accesses that could be seen."""
@@ -58,17 +65,28 @@ def next_thrift(thrift: float, *, used: float, budget: float) -> float:
     return min(MOST_THRIFT, max(1.0, thrift * factor))
 
 
-def setup(config: DamonConfig, *, thrift: float, has_goal: bool, mark_us: int) -> Setup:
+def is_regrown(setup: Setup, wanted: Setup) -> bool:
+    """Tells whether a process has grown or shrunk so much that it is to have other regions."""
+    few, many = sorted((setup.max_regions, wanted.max_regions))
+    return many > REGROWN * few
+
+
+def setup(
+    config: DamonConfig, *, thrift: float, resident_bytes: int, has_goal: bool, mark_us: int
+) -> Setup:
     """Returns what to write for a thrift.
 
     Args:
         config: the configured intervals and regions.
         thrift: from 1 to MOST_THRIFT.
+        resident_bytes: what the process has.
         has_goal: the kernel can tune the intervals.
         mark_us: the update interval, by which the slot is known as ours.
     """
     stretch = math.sqrt(thrift)
     sample_us = round(config.sample_us * stretch)
+    few_regions = max(2 * config.min_regions, FEW_REGIONS)  # of fewer none is cut
+    most_regions = min(config.max_regions, max(few_regions, resident_bytes // REGION_BYTES))
     goal = Goal(
         access_bp=GOAL_ACCESS_BP,
         aggregations=GOAL_AGGREGATIONS,
@@ -80,6 +98,6 @@ def setup(config: DamonConfig, *, thrift: float, has_goal: bool, mark_us: int) -
         aggregation_us=round(config.aggregation_us * stretch),
         update_us=mark_us,
         min_regions=config.min_regions,
-        max_regions=max(config.min_regions, round(config.max_regions / stretch)),
+        max_regions=max(config.min_regions, round(most_regions / stretch)),
         goal=goal if has_goal else None,
     )
