@@ -568,17 +568,17 @@ def test_a_target_that_grows_is_divided_more_finely(
     fake: FakeDamon, open_session: Open, target: Target, clock: Clock
 ) -> None:
     sampled = open_session(cpu_percent=2.0)
-    clock.resident_bytes = 300 << 20
+    clock.resident_bytes = 500 << 20
     pid = Pid(target.pid)
     sampled.watch(pid)
-    assert sampled.tuning[pid].max_regions == 300
+    assert sampled.tuning[pid].max_regions == 500
 
-    clock.resident_bytes = 600 << 20
+    clock.resident_bytes = 900 << 20
     clock.now_s += governor.JUDGE_S
     sampled.poll()
     sampled.poll()
 
-    assert (sampled.tuning[pid].max_regions, sampled.tuning[pid].thrift) == (600, 1.0)
+    assert (sampled.tuning[pid].max_regions, sampled.tuning[pid].thrift) == (900, 1.0)
     assert fake.writes[-1][1] == "commit"
 
 

@@ -66,22 +66,22 @@ def test_there_are_never_fewer_regions_than_configured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mib", "regions"), [(0, 250), (250, 250), (400, 400), (1000, 1000), (5000, 1000)]
+    ("mib", "regions"), [(0, 400), (400, 400), (500, 500), (1000, 1000), (5000, 1000)]
 )
 def test_a_process_has_a_region_for_each_mib(mib: int, regions: int) -> None:
-    """Twice as many as the fewest at least, or none would be cut."""
+    """Four times the fewest at any rate, or none would be cut."""
     assert setup(1.0, resident_bytes=mib << 20).max_regions == regions
-    least = setup(1.0, config=replace(CONFIG, min_regions=300), resident_bytes=mib << 20)
-    assert least.max_regions == max(600, regions)
+    least = setup(1.0, config=replace(CONFIG, min_regions=200), resident_bytes=mib << 20)
+    assert least.max_regions == max(800, regions)
 
 
 @pytest.mark.parametrize(
-    ("mib", "is_regrown"), [(400, False), (500, False), (501, True), (319, True)]
+    ("mib", "is_regrown"), [(600, False), (750, False), (751, True), (479, True)]
 )
 def test_regions_are_others_once_a_process_has_grown_by_a_quarter(
     mib: int, *, is_regrown: bool
 ) -> None:
-    was, wanted = (setup(1.0, resident_bytes=size << 20) for size in (400, mib))
+    was, wanted = (setup(1.0, resident_bytes=size << 20) for size in (600, mib))
     assert tuning.is_regrown(was, wanted) is is_regrown
 
 

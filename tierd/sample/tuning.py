@@ -32,8 +32,11 @@ SLACK = 0.6
 """Below this share of the budget thrift is given up, a little at a time."""
 STEP_UP, STEP_DOWN = 2.0, 1.25
 
-REGION_BYTES, FEW_REGIONS, REGROWN = 1 << 20, 250, 1.25
-"""So much memory for a region, if they are more than so few; they follow it by this factor."""
+REGION_BYTES, REGROWN = 1 << 20, 1.25
+"""So much memory for a region; regions become more or fewer with it by this factor."""
+FEW_REGIONS, FEW_OF_LEAST = 400, 4
+"""So many at any rate, and so many times the fewest: DAMON cuts none while they are more than half
+of the most, and joins none that leave fewer than the fewest."""
 
 GOAL_ACCESS_BP, GOAL_AGGREGATIONS = 400, 3
 """What DAMON's own users in the kernel take: 4 % of the most accesses that could be seen."""
@@ -85,7 +88,7 @@ def setup(
     """
     stretch = math.sqrt(thrift)
     sample_us = round(config.sample_us * stretch)
-    few_regions = max(2 * config.min_regions, FEW_REGIONS)  # of fewer none is cut
+    few_regions = max(FEW_OF_LEAST * config.min_regions, FEW_REGIONS)
     most_regions = min(config.max_regions, max(few_regions, resident_bytes // REGION_BYTES))
     goal = Goal(
         access_bp=GOAL_ACCESS_BP,
