@@ -13,8 +13,6 @@ CONFIG = DamonConfig(
     sample_us=20_000, aggregation_us=400_000, min_regions=10, max_regions=1000, cpu_percent=2.0
 )
 MARK_US = 1_012_345
-
-
 LARGE = 1 << 40
 
 
