@@ -20,6 +20,7 @@ class Second:
     """A second of all programs of a load."""
 
     t: float
+    """Of the program whose seconds take longest, with what it tells after each."""
     window: int
     ops_per_s: tuple[float, ...]
     """Of each program."""
@@ -37,7 +38,7 @@ def second(samples: Sequence[Sample]) -> Second:
     """What each program tells of a second, taken together."""
     total = sum(sample.ops_per_s for sample in samples)
     return Second(
-        t=samples[0].t,
+        t=min(sample.t for sample in samples),
         window=sum(sample.window for sample in samples),
         ops_per_s=tuple(sample.ops_per_s for sample in samples),
         hit_ratio=sum(s.hit_ratio * s.ops_per_s for s in samples) / total,

@@ -146,10 +146,9 @@ def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
             samples, steps_per_s = sampled(guest, programs, seconds)
             moved_pages, cpu_percent = Costs.of(guest).since(before)
             came_pages = held_pages(guest) - held
-            last_s = guest.uptime_s()
         with by_nobody(guest):
-            for program, sample in zip(programs, samples[-1], strict=True):
-                program.skip_to(sample.t + guest.uptime_s() - last_s + 1)
+            for program in programs:
+                program.catch_up()
             bare, bare_steps_per_s = sampled(guest, programs, BARE_SECONDS)
     return Run(
         load=load.name,
@@ -166,10 +165,17 @@ def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
 def sampled(
     guest: Guest, programs: Sequence[Hotset], seconds: int
 ) -> tuple[list[list[Sample]], float]:
-    """The samples of all programs, and how many steps a second their CPU took meanwhile."""
-    first, *others = programs
+    """The samples of all programs, and how many steps a second their CPU took meanwhile.
+
+    A second takes longer of who has more to tell: of others one is passed over now and then, or
+    what they tell would be of ever longer ago.
+    """
     before = Steps.of(guest)
-    samples = [[sample, *(other.sample() for other in others)] for sample in first.samples(seconds)]
+    first = last = [program.latest() for program in programs]
+    samples = [first]
+    while min(end.t - start.t for start, end in zip(first, last, strict=True)) < seconds:
+        last = [program.latest() for program in programs]
+        samples.append(last)
     return samples, Steps.of(guest).per_s(before)
 
 

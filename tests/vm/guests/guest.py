@@ -97,7 +97,7 @@ class Process:
         """
         deadline = time.monotonic() + timeout
         while True:
-            lines = self._streams["stdout"].split(b"\n")
+            lines = self._lines()
             if self._lines_read < len(lines) - 1:
                 self._lines_read += 1
                 return lines[self._lines_read - 1].decode(errors="replace")
@@ -105,6 +105,11 @@ class Process:
                 what = f"{shlex.join(self._argv)} ended with {self.rc}"
                 raise CommandEnded(f"{what}: {self.stderr}" if self.stderr else what)
             self._advance(deadline, f"no line in {timeout} s")
+
+    def skip_lines(self, *, but: int = 0) -> None:
+        """Passes over the lines that it has printed so far, but for so many of the last ones."""
+        self._take_arrived()
+        self._lines_read = max(self._lines_read, len(self._lines()) - 1 - but)
 
     def wait(self, timeout: float = HANGS_S) -> Completed:
         """Waits for its end.
@@ -134,6 +139,10 @@ class Process:
     def signal(self, number: int, *, group: bool = False) -> None:
         """Sends a signal to it, or to all of its process group."""
         self._conversation.send(op="signal", signal=int(number), group=group)
+
+    def _lines(self) -> list[bytes]:
+        """The lines of stdout, the last one without its end."""
+        return self._streams["stdout"].split(b"\n")
 
     def _take_arrived(self) -> None:
         while self.rc is None:

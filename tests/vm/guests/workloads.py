@@ -74,6 +74,16 @@ class Hotset:
             sample = self.sample()
         yield sample
 
+    def latest(self) -> Sample:
+        """The last second that it has told of since it was asked, or the next one."""
+        self._process.skip_lines(but=1)
+        return self.sample()
+
+    def catch_up(self) -> None:
+        """Passes over what it has told of so far, and the second that goes on now."""
+        self._process.skip_lines()
+        self.sample()
+
     def skip_to(self, t: float) -> None:
         """Reads what it has told meanwhile, up to a second of its own time."""
         while self.sample().t < t:
