@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tierd.arenas import Arenas, Steered, may_have
 from tierd.bulk import Accesses, Plan, Report, Target, map_nodes, rank_nodes
 from tierd.config import Config
+from tierd.decide.alike import most_promising
 from tierd.decide.aside import Awaited
 from tierd.decide.below import cold_bytes, is_spare
 from tierd.decide.guard import judge, promotable
@@ -223,6 +224,7 @@ class Daemon:
             self.sorting = self.sorting.once_moved(
                 placed, now_s=begin_s, room=room, move_cost_ns=self.cost.page_ns
             )
+        self._try_pages(targets, begin_s)
         self._zoom(targets, begin_s)
         planned_bytes = int(made.moves["bytes"].sum())
         self._make_room(made.lacks, planned_bytes, begin_s)
@@ -524,6 +526,17 @@ class Daemon:
             target.pieces["kept"] = made.kept_codes[first:last]
             first = last
         return made
+
+    def _try_pages(self, targets: list[Target], now_s: float) -> None:
+        """Has a few pages looked at that tell whether what is left to the kernel is alike."""
+        if not (self.sorted_by_kernel and self.sorting.tells_alike and self.sampler.can_look):
+            return
+        due = [target for target in targets if self.watched[target.pid].try_at_s <= now_s]
+        doubt = most_promising(due)
+        if doubt is not None and self.sampler.zoom(
+            doubt.pid, doubt.start, doubt.end, per_page_s=doubt.per_page_s
+        ):
+            self.watched[doubt.pid].note_trial(now_s)
 
     def _zoom(self, targets: list[Target], now_s: float) -> None:
         """Has the most doubtful memory looked at page by page, a range at a time."""

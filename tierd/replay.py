@@ -303,6 +303,10 @@ class _Played:
     # As a sampler
 
     @property
+    def can_look(self) -> bool:
+        return True
+
+    @property
     def can_zoom(self) -> bool:
         return self.config.damon.zoom
 
@@ -314,7 +318,7 @@ class _Played:
 
     def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> bool:
         """Nothing is looked at but what was; it comes when it came."""
-        return self.can_zoom
+        return self.can_look
 
     def poll(self) -> list[Accesses]:
         return self.moment.seen

@@ -23,6 +23,8 @@ STALE_AGGREGATIONS = 4
 
 ZOOM_WAIT_MOST_S = 60.0
 """Between two looks at single pages of a target whose pages were alike again and again."""
+TRY_AGAIN_S = 30.0
+"""Between two looks at a few pages of a target, to tell whether its memory is hot throughout."""
 LOOK_SOON_S, LOOKS_S = 5.0, 30.0
 """Memory waits for a look while the last one began this long ago, and the first of them that."""
 
@@ -40,6 +42,8 @@ class Watched:
     """How often in a row all pages of a range were found alike."""
     zoom_at_s: float = 0.0
     """From when on its single pages may be looked at again."""
+    try_at_s: float = 0.0
+    """From when on a few of them may be, to tell whether memory is hot throughout."""
     looked_s: float = -np.inf
     """When the last look at them began, likewise the first of those that followed each other."""
     looked_since_s: float = -np.inf
@@ -92,9 +96,16 @@ class Watched:
         """Takes in looks at single pages; the next waits ever longer while these are alike."""
         for look in looks:
             self.pieces = magnify(self.pieces, look, policy)
-            self.zooms_in_vain = 0 if is_unequal(look) else self.zooms_in_vain + 1
+            is_mixed = is_unequal(look)
+            self.zooms_in_vain = 0 if is_mixed else self.zooms_in_vain + 1
+            if not is_mixed:
+                self.try_at_s = look.at_s
             wait_s = min(ZOOM_WAIT_MOST_S, 2.0 ** min(self.zooms_in_vain, 10) - 1)
             self.zoom_at_s = look.at_s + wait_s
+
+    def note_trial(self, now_s: float) -> None:
+        """Takes in that a look at a few pages begins; the next one waits unless they are alike."""
+        self.try_at_s = now_s + TRY_AGAIN_S
 
     def note_look(self, now_s: float) -> None:
         """Takes in that a look at single pages begins."""

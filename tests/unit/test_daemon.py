@@ -554,7 +554,7 @@ def test_what_is_hot_goes_by_the_gap_between_the_tiers(machine: Machine) -> None
 class Looking(FakeSampler):
     """A fake that can look at single pages; `counts` are what is seen of them, in turn."""
 
-    can_zoom = True
+    can_look = can_zoom = True
 
     def __init__(
         self, snapshots: Sequence[Accesses], machine: Machine, counts: Sequence[int]
@@ -587,6 +587,24 @@ def test_pages_that_are_alike_are_looked_at_ever_more_rarely(
     sampler = Looking(lukewarm, machine, counts)
     machine.rounds(machine.daemon(sampler), 200)
     assert least <= sampler.looks <= most
+
+
+@pytest.mark.parametrize(("counts", "rises"), [((3, 4), True), ((7, 0), False)])
+def test_what_a_look_of_the_kernels_has_missed_rises_where_a_few_pages_are_alike(
+    machine: Machine, counts: Sequence[int], *, rises: bool
+) -> None:
+    """Beside the kernel, though single pages are not to be looked at wherever there is doubt."""
+    machine.start(HOT, Memory(SPAN))
+    sampler = Looking(half_hot(60, hits=4), machine, counts)
+    sampler.can_zoom = False
+    daemon = machine.daemon(sampler)
+    daemon.sorted_by_kernel = True
+    for _ in range(15):
+        machine.rounds(daemon, 1)
+        faults, *others = machine.kernels
+        machine.kernels = KernelMoves(faults + 100, *others)
+    assert sampler.looks == 1
+    assert (machine.memory[HOT].share(HALF_HOT, DRAM) > 0.9) is rises
 
 
 def test_memory_waits_for_looks_while_they_go_on_but_not_for_ever() -> None:

@@ -646,6 +646,24 @@ def test_what_a_look_has_mostly_taken_up_is_moved_by_regions() -> None:
     assert left(replace(over, is_filled=True), some) == [True, True]
 
 
+def test_what_a_few_pages_tell_to_be_alike_is_moved_by_regions() -> None:
+    """A look that is over has missed what the program accesses late."""
+    some = replace(
+        target((0, 500, HOT, [0.2, 0.8]), (500, 300, HOT, [0, 1]), (900, 100, HOT, [0, 1])),
+        ceiling=5 * HOT,
+    )
+    some.pieces["zoomed_s"][1] = 0.0
+    looking = seen(some)
+    assert not looking.tells_alike
+    assert left(looking, some) == [True] * 3
+    over = looked(looking, OVER, OVER, now_s=1)
+    assert over.tells_alike
+    assert left(over, some) == [False, False, True]
+    filled = replace(over, is_filled=True)
+    assert not filled.tells_alike
+    assert left(filled, some) == [True] * 3
+
+
 def test_after_a_while_it_may_take_free_room() -> None:
     new, other = replace(UNSORTED, ceiling=5 * HOT), replace(UNSORTED, pid=Pid(2))
     sorting = Sorting().after([new], [Pid(1)], now_s=100)

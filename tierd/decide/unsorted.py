@@ -44,6 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierd.bulk import Flags, Target
+from tierd.decide.alike import is_like_looked_at
 from tierd.decide.below import FEW, below, lacking
 from tierd.decide.filling import Filling
 from tierd.decide.heat import SURELY_SEEN, score
@@ -405,6 +406,11 @@ class Sorting:
             within_s=math.inf,
         )
 
+    @property
+    def tells_alike(self) -> bool:
+        """Whether it makes a difference that memory which is left to the kernel is alike."""
+        return self.is_due and self.knows and self.looked and not self.is_filled
+
     def leaves(self, target: Target) -> Flags:
         """Tells which pieces are left to the kernel, in a turn and in a tier that it has filled.
 
@@ -416,7 +422,9 @@ class Sorting:
         pieces, sure = target.pieces, NEAR_CEILING * target.ceiling
         risen = pieces["resident"][:, 0]
         left = is_unsure(pieces, sure) | ((risen > IN_PART) & (score(pieces) < sure))
-        return left & (risen < MOSTLY) if self.looked and not self.is_filled else left
+        if not self.looked or self.is_filled:
+            return left
+        return left & (risen < MOSTLY) & ~is_like_looked_at(pieces)
 
     def fills(self, target: Target, *, now_s: float) -> bool:
         """Tells whether what is left to the kernel may take room that is free meanwhile.

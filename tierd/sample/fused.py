@@ -100,6 +100,10 @@ class Fused:
         return self._damon.zoomed_pages + self._hit_pages
 
     @property
+    def can_look(self) -> bool:
+        return True
+
+    @property
     def can_zoom(self) -> bool:
         return True
 

@@ -67,8 +67,13 @@ class Sampler(Protocol):
         ...
 
     @property
-    def can_zoom(self) -> bool:
+    def can_look(self) -> bool:
         """Whether zoom() would begin something now."""
+        ...
+
+    @property
+    def can_zoom(self) -> bool:
+        """Whether it would, and is to wherever regions are in doubt."""
         ...
 
     def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> bool:

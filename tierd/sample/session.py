@@ -142,7 +142,7 @@ class Session:
         self._looker = ThreadPoolExecutor(1, thread_name_prefix="tierd-zoom")
         self._lens = Lens()
         self._look: Look | None = None
-        self._zooms = config.zoom
+        self._sees_pages = True
         self.zoomed_pages = 0
         self.sampling = None
         self.loads = NO_LOADS
@@ -253,12 +253,16 @@ class Session:
                 last_first.callback(self.unwatch, pid)
 
     @property
+    def can_look(self) -> bool:
+        return self._sees_pages and self._tracepoint is not None and self._look is None
+
+    @property
     def can_zoom(self) -> bool:
-        return self._zooms and self._tracepoint is not None and self._look is None
+        return self._config.zoom and self.can_look
 
     def zoom(self, pid: Pid, start: int, end: int, *, per_page_s: float) -> bool:
         watch, tracepoint = self._watches.get(pid), self._tracepoint
-        if watch is None or tracepoint is None or not self.can_zoom:
+        if watch is None or tracepoint is None or not self.can_look:
             return False
         frame = self._lens.frame(
             pid,
@@ -271,7 +275,7 @@ class Session:
         try:
             claimed = self._kdamonds.claim(pid, Operations.FVADDR)
         except UnsupportedKernel as error:
-            self._zooms = False
+            self._sees_pages = False
             log.info("single pages are not looked at: %s", error)
         except TierdError as error:
             log.debug("single pages are not looked at now: %s", error)
