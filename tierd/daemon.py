@@ -44,6 +44,9 @@ log = logging.getLogger("tierd")
 LEAST_PLAN_PAGES = 512
 """So many pages may be planned in any round, whatever a move seems to cost."""
 
+FEW_PAGES, FEW_WAIT_S = 64, 10.0
+"""Fewer pages are moved at most so often: to begin takes as long as moving some hundreds does."""
+
 STEP_MOST_S = 2.0
 """What the kernel has done within longer tells of no look of its own."""
 
@@ -125,7 +128,7 @@ class Daemon:
         self.cost = MoveCost(config.policy.placement.move_cost_ns)
         self.rounds = 0
         self.round_s = self.rounds_s = 0.0
-        self.moved_lately = True
+        self.moved_lately, self.moved_s = True, -math.inf
         self.stalls: str | None = None
         """What the status tells while tasks wait for memory too much for moves up."""
         self.paused = False
@@ -552,10 +555,13 @@ class Daemon:
     # Migrate
 
     def _move(self, made: Plan, begin_s: float) -> None:
-        self.moved_lately = bool(len(made.moves))
-        if self.mover is None or self.paused or self.yields or not len(made.moves):
+        pages = int(made.moves["bytes"].sum()) // PAGE_BYTES
+        waits = pages < FEW_PAGES and begin_s - self.moved_s < FEW_WAIT_S
+        self.moved_lately = pages > 0 and not waits
+        if self.mover is None or self.paused or self.yields or not self.moved_lately:
             self.cost.idle()
             return
+        self.moved_s = begin_s
         report = self.mover.run(made, deadline_s=self.machine.monotonic() + self._moving_s)
         tenants = [self.watched[pid].process.cgroup or OTHERS for pid in made.pids]
         self.flows.add(report, self.topology.tiers, tenants)

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether memory is hot throughout, as a few of its pages tell."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.unit.test_decide import BASE, pieces
+from tests.unit.test_decide import pieces
+from tests.unit.world import BASE
 from tierd.bulk import Target
 from tierd.decide.alike import (
     LEAST_PER_S,
@@ -23,8 +25,8 @@ HOT = 10 / PAGE_BYTES
 SLOW, FAST = [0, 1], [1]
 
 
-def target(*places: tuple[int, int, float, list[float]], pid: int = 1) -> Target:
-    return Target(pid=Pid(pid), pieces=pieces(*places), ceiling=5 * HOT, unsorted=np.True_)
+def target(*places: tuple[int, int, float, Sequence[float]], pid: int = 1) -> Target:
+    return Target(pid=Pid(pid), pieces=pieces(*places), ceiling=5 * HOT, unsorted=True)
 
 
 LONG = target((0, 100, 0.0, SLOW), (100, 900, HOT, SLOW), (1000, 1100, 2 * HOT, SLOW))

@@ -35,7 +35,7 @@ from tests.unit.world import snapshot
 from tierd.bulk import Accesses, Plan, Report
 from tierd.cli.status import as_text
 from tierd.config import Config, MigrateConfig, Mode, PolicyConfig
-from tierd.daemon import PROBE_PAGES_AT_REST, STEP_MOST_S, Daemon
+from tierd.daemon import FEW_PAGES, PROBE_PAGES_AT_REST, STEP_MOST_S, Daemon
 from tierd.errors import Conflict
 from tierd.model import PAGE_BYTES, KernelMoves, Pid, Pin, Policy, Rank, TierKind, Topology
 from tierd.sample.residence import PAGES_PER_PIECE
@@ -55,6 +55,20 @@ def test_a_recorded_hot_set_moves_to_fast_memory_and_stays(machine: Machine) -> 
     assert machine.memory[HOT].share(WINDOW, DRAM) >= 0.95
     assert sum(moved) <= 1.5 * window_pages
     assert sum(moved[-30:]) < 0.01 * window_pages
+
+
+@pytest.mark.parametrize(("pages", "runs"), [(5, 4), (FEW_PAGES, 39)])
+def test_few_pages_are_moved_at_most_so_often(machine: Machine, pages: int, runs: int) -> None:
+    """A program that has so many more hot ones every second."""
+    machine.start(HOT, Memory(SPAN))
+    edges = [0, *range(pages, 41 * pages, pages), PAGES]
+    grows = [
+        snapshot(edges, [20] * seconds + [0] * (41 - seconds), at_s=seconds)
+        for seconds in range(1, 41)
+    ]
+    daemon = machine.daemon(FakeSampler(grows, machine))
+    moved = machine.rounds(daemon, 40)
+    assert sum(n > 0 for n in moved) == runs
 
 
 def test_a_round_keeps_to_the_budget(machine: Machine) -> None:

@@ -20,7 +20,7 @@ from tierd.decide.zoom import Doubt
 from tierd.model import PAGE_BYTES
 
 PAGES = 512
-"""So many are looked at, or more than regions are large: of blocks larger than that samples tell."""
+"""So many are looked at, more than regions span: of larger blocks samples tell."""
 RUN_PAGES = 2 * PAGES
 """What is smaller is not worth a look."""
 PART = 1 / 3
