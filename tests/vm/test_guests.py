@@ -189,6 +189,18 @@ def test_commands_run_at_once(guest: Guest) -> None:
 
 
 @pytest.mark.guest(topology.flat())
+def test_lines_are_passed_over(guest: Guest) -> None:
+    printer = guest.start(["seq", "4"])
+    assert printer.readline() == "1"
+    printer.wait()
+    printer.skip_lines(but=1)
+    assert printer.readline() == "4"
+    printer.skip_lines(but=1)
+    with pytest.raises(CommandEnded):
+        printer.readline()
+
+
+@pytest.mark.guest(topology.flat())
 def test_end_without_a_line_is_told(guest: Guest) -> None:
     with pytest.raises(CommandEnded, match=r"^true ended with 0$"):
         guest.start(["true"]).readline()
