@@ -243,7 +243,7 @@ class Daemon:
         ]
         sorting = self.sorting.with_room(room, self._cold_bytes(by_pages))
         self.sorting = sorting.after(by_pages, self.watched, now_s=begin_s)
-        unsorted = map(self.sorting.leaves, by_pages)
+        unsorted = (self.sorting.leaves(target, now_s=begin_s) for target in by_pages)
         return [
             replace(target, unsorted=flags, fills=self.sorting.fills(target, now_s=begin_s))
             for target, flags in zip(targets, unsorted, strict=True)

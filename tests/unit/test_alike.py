@@ -16,6 +16,7 @@ from tierd.decide.alike import (
     PAGES,
     PART,
     RUN_PAGES,
+    TELLS_S,
     is_like_looked_at,
     most_promising,
 )
@@ -93,23 +94,29 @@ def looked_at(*heats: float, pages: int = PAGES) -> NDArray[np.void]:
 
 
 def test_what_adjoins_is_like_what_was_looked_at() -> None:
-    told = is_like_looked_at(looked_at(HOT, HOT, 2 * HOT, 0.4 * HOT, PART * HOT / 2, HOT))
-    assert told.tolist() == [True] * 4 + [False] * 2
+    made = looked_at(HOT, HOT, 2 * HOT, 0.4 * HOT, PART * HOT / 2, HOT)
+    assert is_like_looked_at(made, now_s=2.0).tolist() == [True] * 4 + [False] * 2
     parted = looked_at(HOT, HOT, HOT, HOT)
     parted["start"][3:] += np.uint64(PAGE_BYTES)
-    assert is_like_looked_at(parted).tolist() == [True] * 3 + [False]
+    assert is_like_looked_at(parted, now_s=2.0).tolist() == [True] * 3 + [False]
 
 
 def test_a_look_tells_nothing_of_huge_pages() -> None:
     made = looked_at(HOT, HOT, HOT, HOT)
     made["huge"][2] = True
-    assert is_like_looked_at(made).tolist() == [True] * 2 + [False] * 2
+    assert is_like_looked_at(made, now_s=2.0).tolist() == [True] * 2 + [False] * 2
     made["huge"][1] = True
-    assert not is_like_looked_at(made).any()
+    assert not is_like_looked_at(made, now_s=2.0).any()
 
 
 def test_a_look_that_has_cut_its_pages_or_seen_next_to_nothing_tells_nothing() -> None:
-    assert not is_like_looked_at(looked_at(HOT, HOT, HOT, pages=PAGES // 2 - 1)).any()
+    assert not is_like_looked_at(looked_at(HOT, HOT, HOT, pages=PAGES // 2 - 1), now_s=2.0).any()
     rare = 0.9 * LEAST_PER_S / PAGE_BYTES
-    assert not is_like_looked_at(looked_at(rare, rare, rare)).any()
-    assert not is_like_looked_at(pieces()).any()
+    assert not is_like_looked_at(looked_at(rare, rare, rare), now_s=2.0).any()
+    assert not is_like_looked_at(pieces(), now_s=2.0).any()
+
+
+def test_a_look_tells_for_a_while() -> None:
+    made = looked_at(HOT, HOT, HOT)
+    assert is_like_looked_at(made, now_s=0.9 + TELLS_S).all()
+    assert not is_like_looked_at(made, now_s=1.1 + TELLS_S).any()

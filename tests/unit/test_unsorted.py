@@ -610,7 +610,7 @@ def test_a_new_target_ends_a_long_rest() -> None:
 
 
 def left(sorting: Sorting, one: Target) -> list[bool]:
-    told: list[bool] = np.broadcast_to(sorting.leaves(one), len(one.pieces)).tolist()
+    told: list[bool] = np.broadcast_to(sorting.leaves(one, now_s=1), len(one.pieces)).tolist()
     return told
 
 

@@ -25,6 +25,8 @@ RUN_PAGES = 2 * PAGES
 """What is smaller is not worth a look."""
 PART = 1 / 3
 """Memory of less heat than this share of what was looked at is not like that."""
+TELLS_S = 60.0
+"""For so long a look tells: what a program accesses may change."""
 LEAST_PER_S = 2.0
 """Of pages that are accessed less often a look of a second tells too little."""
 
@@ -69,19 +71,21 @@ def _most_promising(target: Target) -> Doubt | None:
     )
 
 
-def is_like_looked_at(pieces: NDArray[np.void]) -> NDArray[np.bool_]:
+def is_like_looked_at(pieces: NDArray[np.void], *, now_s: float) -> NDArray[np.bool_]:
     """Tells which pieces are hot throughout, as pages amid them are.
 
     Of huge pages DAMON sees one accessed bit, so that their pages would always seem alike.
 
     Args:
         pieces: dtype PIECE, sorted and disjoint.
+        now_s: the instant that `zoomed_s` is compared with.
     """
     told = np.zeros(len(pieces), np.bool_)
     is_long = pieces["end"] - pieces["start"] >= PAGES // 2 * PAGE_BYTES
     is_hot = pieces["short"] * PAGE_BYTES >= LEAST_PER_S
     by_pages = ~pieces["huge"]
-    for one in np.flatnonzero(is_zoomed(pieces) & is_long & is_hot & by_pages).tolist():
+    is_told = now_s - pieces["zoomed_s"] < TELLS_S
+    for one in np.flatnonzero(is_told & is_long & is_hot & by_pages).tolist():
         if not told[one]:
             told[_like(pieces, one, by_pages)] = True
     return told

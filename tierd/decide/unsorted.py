@@ -411,11 +411,15 @@ class Sorting:
         """Whether it makes a difference that memory which is left to the kernel is alike."""
         return self.is_due and self.knows and self.looked and not self.is_filled
 
-    def leaves(self, target: Target) -> Flags:
+    def leaves(self, target: Target, *, now_s: float) -> Flags:
         """Tells which pieces are left to the kernel, in a turn and in a tier that it has filled.
 
         Those whose hot pages it has taken up already have to be hot for longer than by the short
         average: of hundreds some exceed what they are by a third at any time.
+
+        Args:
+            target: one of those watched.
+            now_s: the instant that after() was told.
         """
         if not (self.is_due or self.is_filled):
             return False
@@ -424,7 +428,7 @@ class Sorting:
         left = is_unsure(pieces, sure) | ((risen > IN_PART) & (score(pieces) < sure))
         if not self.looked or self.is_filled:
             return left
-        return left & (risen < MOSTLY) & ~is_like_looked_at(pieces)
+        return left & (risen < MOSTLY) & ~is_like_looked_at(pieces, now_s=now_s)
 
     def fills(self, target: Target, *, now_s: float) -> bool:
         """Tells whether what is left to the kernel may take room that is free meanwhile.
