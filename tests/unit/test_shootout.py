@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from benches import shootout
@@ -15,7 +16,8 @@ from benches._loads import Load
 from benches._runs import Run, Second, least_pages, second
 from benches._speed import Steps
 from guests.errors import CommandFailed, EmulatorFault
-from guests.workloads import Sample
+from guests.guest import Guest
+from guests.workloads import Hotset, Sample
 
 HOT, COLD = 100, 300
 
@@ -57,6 +59,37 @@ def test_programs_count_by_their_accesses() -> None:
     both = second([sample(hits=1.0, ops=30), sample(hits=0.0, ops=10)])
     assert both.hit_ratio == 0.75
     assert both.ops_per_s == (30, 10)
+
+
+def test_the_slowest_program_tells_the_time() -> None:
+    assert second([sample(3.0), sample(2.5)]).t == 2.5
+
+
+class Told:
+    """A fake program, of whose own time so much passes between two looks at what it tells."""
+
+    def __init__(self, since_s: float, step_s: float) -> None:
+        self.t, self.step_s = since_s, step_s
+
+    def latest(self) -> Sample:
+        self.t += self.step_s
+        return sample(self.t)
+
+
+def test_programs_are_sampled_until_the_slowest_has_run_for_so_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = iter([Steps(count=0, cpu_ns=0), Steps(count=8, cpu_ns=2_000_000_000)])
+    monkeypatch.setattr(Steps, "of", lambda guest: next(steps))
+    programs = cast("Sequence[Hotset]", [Told(7.0, 1.25), Told(2.0, 1.0)])
+    samples, per_s = shootout.sampled(cast("Guest", None), programs, 3)
+    assert [[one.t for one in row] for row in samples] == [
+        [8.25, 3.0],
+        [9.5, 4.0],
+        [10.75, 5.0],
+        [12.0, 6.0],
+    ]
+    assert per_s == 4
 
 
 def test_the_hot_set_has_arrived_with_95_percent_of_its_hits() -> None:
