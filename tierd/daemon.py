@@ -47,6 +47,9 @@ LEAST_PLAN_PAGES = 512
 FEW_PAGES, FEW_WAIT_S = 64, 10.0
 """Fewer pages are moved at most so often: to begin takes as long as moving some hundreds does."""
 
+CALM_S, CALM_TIMES = 15.0, 2.0
+"""Where next to nothing has moved for so long rounds are so many times as far apart."""
+
 STEP_MOST_S = 2.0
 """What the kernel has done within longer tells of no look of its own."""
 
@@ -129,6 +132,10 @@ class Daemon:
         self.rounds = 0
         self.round_s = self.rounds_s = 0.0
         self.moved_lately, self.moved_s = True, -math.inf
+        self.busy_s = self.machine.monotonic()
+        """When there was more to do last than to look."""
+        self.came: frozenset[Pid] = frozenset()
+        """Those watched in the last round."""
         self.stalls: str | None = None
         """What the status tells while tasks wait for memory too much for moves up."""
         self.paused = False
@@ -183,9 +190,14 @@ class Daemon:
         next_s = now_s()
         while next_s < end_s:
             self.round()
-            next_s = max(next_s + self.config.daemon.interval_s, now_s())
+            next_s = max(next_s + self._interval_s, now_s())
             if stop_asked(min(next_s, end_s) - now_s()):
                 return
+
+    @property
+    def _interval_s(self) -> float:
+        """From the last round to the next one."""
+        return self.config.daemon.interval_s * (CALM_TIMES if self.sampler.is_calm else 1.0)
 
     def round(self) -> None:
         begin_s = self.machine.monotonic()
@@ -203,11 +215,20 @@ class Daemon:
         planned_bytes = self._place(fresh, rooms, begin_s) if self.plans else 0
         self._steer(rooms, begin_s, planned_bytes)
         self._limit_arenas()
+        self._calm_down(begin_s)
         self.rounds += 1
         self.round_s = self.machine.monotonic() - begin_s
         self.rounds_s += self.round_s
         if self.tell is not None:
             self.tell(self, rooms)
+
+    def _calm_down(self, now_s: float) -> None:
+        """Has targets looked at more rarely, and more roughly, once there is nothing else to do."""
+        came, self.came = self.came, frozenset(self.watched)
+        sorts = self.sorted_by_kernel and self.sorting.is_due
+        if sorts or not self.plans or self.arenas.all() or came != self.came or not came:
+            self.busy_s = now_s
+        self.sampler.is_calm = now_s - self.busy_s >= CALM_S
 
     def _place(self, fresh: list[Watched], rooms: list[TierRoom], begin_s: float) -> int:
         """Places the targets' pages; returns how many bytes were to be moved for that."""
@@ -558,6 +579,8 @@ class Daemon:
         pages = int(made.moves["bytes"].sum()) // PAGE_BYTES
         waits = pages < FEW_PAGES and begin_s - self.moved_s < FEW_WAIT_S
         self.moved_lately = pages > 0 and not waits
+        if pages >= FEW_PAGES:
+            self.busy_s = begin_s
         if self.mover is None or self.paused or self.yields or not self.moved_lately:
             self.cost.idle()
             return

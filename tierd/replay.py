@@ -302,6 +302,8 @@ class _Played:
 
     # As a sampler
 
+    is_calm = False
+
     @property
     def can_look(self) -> bool:
         return True

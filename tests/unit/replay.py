@@ -57,7 +57,7 @@ class Replay:
     zoomed_pages = 0
     sampling = None
     loads = NO_LOADS
-    can_look = can_zoom = False
+    is_calm = can_look = can_zoom = False
 
     def __init__(
         self, snapshots: Sequence[Accesses], clock: Callable[[], float], *, loop: bool = False

@@ -35,7 +35,7 @@ from tests.unit.world import snapshot
 from tierd.bulk import Accesses, Plan, Report
 from tierd.cli.status import as_text
 from tierd.config import Config, MigrateConfig, Mode, PolicyConfig
-from tierd.daemon import FEW_PAGES, PROBE_PAGES_AT_REST, STEP_MOST_S, Daemon
+from tierd.daemon import CALM_S, CALM_TIMES, FEW_PAGES, PROBE_PAGES_AT_REST, STEP_MOST_S, Daemon
 from tierd.errors import Conflict
 from tierd.model import PAGE_BYTES, KernelMoves, Pid, Pin, Policy, Rank, TierKind, Topology
 from tierd.sample.residence import PAGES_PER_PIECE
@@ -660,3 +660,29 @@ def test_what_is_pinned_to_the_fastest_comes_first_and_makes_way_for_nobody(
     assert machine.memory[HOT].share(HALF_HOT, DRAM) == 1
     room = 48 * MIB - int(0.02 * 48 * MIB) - len(HALF_HOT)
     assert machine.memory[HOT].share(cold, DRAM) * len(cold) == pytest.approx(room, abs=PAGE_BYTES)
+
+
+def test_where_nothing_moves_it_looks_more_rarely_and_more_roughly(machine: Machine) -> None:
+    """Until anything does, a target comes, or there is none."""
+    machine.start(HOT, Memory(SPAN))
+    still = half_hot(300)
+    for late in still[250:]:
+        late.regions["nr_accesses"] = [0, 20]
+    sampler = FakeSampler(still, machine)
+    daemon = machine.daemon(sampler)
+
+    def run(for_s: float) -> tuple[float, bool]:
+        """For how long it waits for the next round in the end, and whether it is calm."""
+        until_s, waits = machine.now_s + for_s, [0.0]
+
+        def stop_asked(wait_s: float) -> bool:
+            machine.now_s += wait_s
+            waits.append(wait_s)
+            return machine.now_s >= until_s
+
+        daemon.run(stop_asked)
+        return round(waits[-1], 1), sampler.is_calm
+
+    assert run(CALM_S - 5) == (1.0, False)
+    assert run(50) == (CALM_TIMES, True)
+    assert run(40) == (1.0, False)

@@ -27,7 +27,7 @@ from tierd.kernel.ring import Layout, Snapshot
 from tierd.kernel.tracepoint import Tracepoint
 from tierd.migrate.schemes import KernelSchemes, Make, make_none
 from tierd.model import Action, NodeId, NodeShare, Pid, Quota, QuotaGoal, Scheme
-from tierd.sample import governor, kdamonds, session, zoom
+from tierd.sample import governor, kdamonds, session, tuning, zoom
 from tierd.sample.kdamonds import SLOTS
 from tierd.sample.session import Session
 
@@ -580,6 +580,40 @@ def test_a_target_that_grows_is_divided_more_finely(
 
     assert (sampled.tuning[pid].max_regions, sampled.tuning[pid].thrift) == (900, 1.0)
     assert fake.writes[-1][1] == "commit"
+
+
+def test_while_nothing_happens_it_is_looked_at_more_roughly(
+    fake: FakeDamon, open_session: Open, target: Target, clock: Clock
+) -> None:
+    sampled = open_session(cpu_percent=2.0)
+    pid = Pid(target.pid)
+    sampled.watch(pid)
+    for is_calm, thrift in (True, tuning.CALM), (False, 1.0):
+        sampled.is_calm = is_calm
+        sampled.poll()
+        sampled.poll()
+        assert sampled.tuning[pid].thrift == thrift
+        assert sampled.tuning[pid].sample_us == round(20_000 * thrift**0.5)
+        assert fake.writes[-1][1] == "commit"
+
+
+def test_what_calm_saves_is_not_taken_for_thrift(
+    open_session: Open, target: Target, clock: Clock
+) -> None:
+    """What is within the budget meanwhile, it is not by itself."""
+    sampled = open_session(cpu_percent=2.0)
+    pid = Pid(target.pid)
+    sampled.watch(pid)
+    sampled.is_calm = True
+    sampled.poll()
+    sampled.poll()
+    clock.now_s += governor.JUDGE_S
+    clock.cpu_s += 0.15  # 1.5 % of a core, in place of 3
+    sampled.poll()
+    sampled.is_calm = False
+    sampled.poll()
+    sampled.poll()
+    assert sampled.tuning[pid].thrift == pytest.approx(3 / (tuning.AIM * 2))
 
 
 def test_a_cheap_kdamond_is_left_as_it_is(

@@ -57,7 +57,7 @@ class OneHotRange:
     zoomed_pages = 0
     sampling = None
     loads = NO_LOADS
-    can_look = can_zoom = False
+    is_calm = can_look = can_zoom = False
 
     def __init__(self, start: int) -> None:
         self.regions = np.array([(start, start + BUFFER_BYTES, 20, 0)], REGION)

@@ -100,6 +100,14 @@ class Fused:
         return self._damon.zoomed_pages + self._hit_pages
 
     @property
+    def is_calm(self) -> bool:
+        return self._damon.is_calm
+
+    @is_calm.setter
+    def is_calm(self, is_calm: bool) -> None:
+        self._damon.is_calm = is_calm
+
+    @property
     def can_look(self) -> bool:
         return True
 

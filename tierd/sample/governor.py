@@ -68,7 +68,9 @@ class Governor:
         self._kdamond = started.pid
         self._setup = started.setup
         self._worker = worker
-        self._thrift = 1.0
+        self._asked = self._thrift = 1.0
+        """What the budget asks for, and what is done, which is more while nothing happens."""
+        self._is_calm = False
         self._pending: Future[Setup | None] | None = None
         self._pending_thrift = 1.0
         self._cpu_percent: float | None = None
@@ -97,15 +99,18 @@ class Governor:
         self._has_drifted = abs(late_s) > DRIFT * self._setup.aggregation_us / 1e6
         self._snapshot_s = at_s
 
-    def govern(self, now_s: float, budget_percent: float) -> None:
-        """Measures and tunes, when it is time."""
+    def govern(self, now_s: float, budget_percent: float, *, is_calm: bool = False) -> None:
+        """Measures and tunes, when it is time, and when it becomes calm or ceases to be."""
         if self._cpu_percent is None and now_s - self._judged_s >= FIRST_S:
             self._measure(now_s)
         if self._pending is not None:
             if not self._pending.done():
                 return
             self._settle(self._pending)
-        if now_s - self._judged_s >= JUDGE_S:
+        if is_calm != self._is_calm:
+            self._is_calm = is_calm
+            self._change()
+        elif now_s - self._judged_s >= JUDGE_S:
             self._judge(now_s, budget_percent)
         elif self._has_drifted and now_s - self._read_back_s >= READ_BACK_S:
             self._read_back(now_s)
@@ -132,7 +137,13 @@ class Governor:
         if measured is None:
             return
         (self._cpu_s, used), self._judged_s = measured, now_s
-        self._pending_thrift = tuning.next_thrift(self._thrift, used=used, budget=budget_percent)
+        as_asked = used * self._thrift / self._asked
+        self._asked = tuning.next_thrift(self._asked, used=as_asked, budget=budget_percent)
+        self._change()
+
+    def _change(self) -> None:
+        """Has the kdamond go on with what is due now, where that is anything else."""
+        self._pending_thrift = max(self._asked, tuning.CALM if self._is_calm else 1.0)
         wanted = self._wanted(self._pending_thrift)
         if self._pending_thrift != self._thrift or tuning.is_regrown(self._setup, wanted):
             self._pending = self._worker.submit(self._commit, wanted)

@@ -66,6 +66,9 @@ class Sampler(Protocol):
         """Pages that were looked at one by one, ever."""
         ...
 
+    is_calm: bool
+    """Whether nothing happens, so that it may look more roughly; whoever polls tells that."""
+
     @property
     def can_look(self) -> bool:
         """Whether zoom() would begin something now."""

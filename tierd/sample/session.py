@@ -144,6 +144,7 @@ class Session:
         self._look: Look | None = None
         self._sees_pages = True
         self.zoomed_pages = 0
+        self.is_calm = False
         self.sampling = None
         self.loads = NO_LOADS
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="tierd-damon")
@@ -221,7 +222,8 @@ class Session:
         found = [accesses for watch in self._watches.values() for accesses in watch.read()]
         now_s = time.monotonic()
         for watch in self._watches.values():
-            watch.governor.govern(now_s, self._config.cpu_percent / len(self._watches))
+            budget_percent = self._config.cpu_percent / len(self._watches)
+            watch.governor.govern(now_s, budget_percent, is_calm=self.is_calm)
         if self._schemes is not None:
             setups = {w.started.slot: w.governor.setup for w in self._watches.values()}
             self._schemes.follow(setups, self._worker, now_s)

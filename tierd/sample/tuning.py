@@ -31,6 +31,8 @@ AIM = 0.8
 SLACK = 0.6
 """Below this share of the budget thrift is given up, a little at a time."""
 STEP_UP, STEP_DOWN = 2.0, 1.25
+CALM = 2.0
+"""The least thrift while nothing happens."""
 
 REGION_BYTES, REGROWN = 1 << 20, 1.25
 """So much memory for a region; regions become more or fewer with it by this factor."""
