@@ -226,7 +226,8 @@ class Daemon:
         """Has targets looked at more rarely, and more roughly, once there is nothing else to do."""
         came, self.came = self.came, frozenset(self.watched)
         sorts = self.sorted_by_kernel and self.sorting.is_due
-        if sorts or not self.plans or self.arenas.all() or came != self.came or not came:
+        works = sorts or self.yields or not self.plans or bool(self.arenas.all())
+        if works or came != self.came or not came:
             self.busy_s = now_s
         self.sampler.is_calm = now_s - self.busy_s >= CALM_S
 

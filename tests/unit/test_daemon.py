@@ -666,7 +666,7 @@ def test_where_nothing_moves_it_looks_more_rarely_and_more_roughly(machine: Mach
     """Until anything does, a target comes, or there is none."""
     machine.start(HOT, Memory(SPAN))
     still = half_hot(300)
-    for late in still[250:]:
+    for late in still[200:]:
         late.regions["nr_accesses"] = [0, 20]
     sampler = FakeSampler(still, machine)
     daemon = machine.daemon(sampler)
@@ -685,4 +685,4 @@ def test_where_nothing_moves_it_looks_more_rarely_and_more_roughly(machine: Mach
 
     assert run(CALM_S - 5) == (1.0, False)
     assert run(50) == (CALM_TIMES, True)
-    assert run(40) == (1.0, False)
+    assert run(30) == (1.0, False)
