@@ -25,7 +25,7 @@ from tierd.decide.placement import plan
 from tierd.decide.settle import settle, unsettle
 from tierd.decide.shares import Elsewhere
 from tierd.decide.unsorted import Sorting
-from tierd.decide.zoom import awaits_look, most_doubtful
+from tierd.decide.zoom import Doubt, awaits_look, most_doubtful
 from tierd.discover.tenants import Tenants
 from tierd.kernel.task import CpuTimes, held_up_s
 from tierd.machine import Machine
@@ -557,11 +557,8 @@ class Daemon:
         if not (self.sorted_by_kernel and self.sorting.tells_alike and self.sampler.can_look):
             return
         due = [target for target in targets if self.watched[target.pid].try_at_s <= now_s]
-        doubt = most_promising(due)
-        if doubt is not None and self.sampler.zoom(
-            doubt.pid, doubt.start, doubt.end, per_page_s=doubt.per_page_s
-        ):
-            self.watched[doubt.pid].note_trial(now_s)
+        if (watched := self._look_at(most_promising(due))) is not None:
+            watched.note_trial(now_s)
 
     def _zoom(self, targets: list[Target], now_s: float) -> None:
         """Has the most doubtful memory looked at page by page, a range at a time."""
@@ -569,10 +566,16 @@ class Daemon:
             return
         due = [target for target in targets if self.watched[target.pid].zoom_at_s <= now_s]
         doubt = most_doubtful(due, self.policy(), now_s=now_s, gaps_ns=self.gaps_ns)
-        if doubt is not None and self.sampler.zoom(
+        if (watched := self._look_at(doubt)) is not None:
+            watched.note_look(now_s)
+
+    def _look_at(self, doubt: Doubt | None) -> Watched | None:
+        """Begins a look at single pages; returns whose they are, None where none has begun."""
+        if doubt is None or not self.sampler.zoom(
             doubt.pid, doubt.start, doubt.end, per_page_s=doubt.per_page_s
         ):
-            self.watched[doubt.pid].note_look(now_s)
+            return None
+        return self.watched[doubt.pid]
 
     # Migrate
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tierd.bulk import Target
 from tierd.decide.heat import is_zoomed
-from tierd.decide.zoom import Doubt
+from tierd.decide.zoom import Doubt, ends_of_runs
 from tierd.model import PAGE_BYTES
 
 PAGES = 512
@@ -57,7 +57,7 @@ def _most_promising(target: Target) -> Doubt | None:
         return None
     first = int(np.argmax(accesses_s))
     run = _like(pieces, first, is_left)
-    start, end = int(pieces["start"][run].min()), int(pieces["end"][run].max())
+    start, end = int(pieces["start"][run.start]), int(pieces["end"][run.stop - 1])
     pages = (end - start) // PAGE_BYTES
     if pages < RUN_PAGES:
         return None
@@ -92,9 +92,7 @@ def is_like_looked_at(pieces: NDArray[np.void], *, now_s: float) -> NDArray[np.b
 
 
 def _like(pieces: NDArray[np.void], one: int, among: NDArray[np.bool_]) -> slice:
-    """Returns the run of pieces around one that adjoin each other, and are about as hot or more."""
-    like = among & (pieces["short"] >= PART * pieces["short"][one])
-    parted = np.flatnonzero(~(like[1:] & like[:-1]) | (pieces["start"][1:] != pieces["end"][:-1]))
-    at = int(np.searchsorted(parted, one))
-    first = int(parted[at - 1]) + 1 if at else 0
-    return slice(first, int(parted[at]) + 1 if at < len(parted) else len(pieces))
+    """Returns the run of pieces around one of these, which are about as hot or more."""
+    last = ends_of_runs(pieces, among & (pieces["short"] >= PART * pieces["short"][one]))
+    at = int(np.searchsorted(last, one))
+    return slice(int(last[at - 1]) + 1 if at else 0, int(last[at]) + 1)

@@ -104,9 +104,19 @@ def _due(target: Target, now_s: float) -> tuple[NDArray[np.bool_], NDArray[np.ui
 
 def _ends(pieces: NDArray[np.void], is_due: NDArray[np.bool_]) -> NDArray[np.uint64]:
     """Returns for each piece where the pieces that adjoin it, and are due likewise, end."""
-    parted = (pieces["start"][1:] != pieces["end"][:-1]) | (is_due[1:] != is_due[:-1])
-    last = np.r_[np.flatnonzero(parted), len(pieces) - 1]
+    last = ends_of_runs(pieces, is_due)
     return np.asarray(pieces["end"][last][np.searchsorted(last, np.arange(len(pieces)))])
+
+
+def ends_of_runs(pieces: NDArray[np.void], flags: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Returns the last piece of each run of pieces that adjoin each other with the same flag.
+
+    Args:
+        pieces: dtype PIECE, sorted and disjoint; at least one.
+        flags: of each.
+    """
+    parted = (pieces["start"][1:] != pieces["end"][:-1]) | (flags[1:] != flags[:-1])
+    return np.asarray(np.r_[np.flatnonzero(parted), len(pieces) - 1])
 
 
 def _is_doubtful(target: Target, hot: float) -> NDArray[np.bool_]:

@@ -99,7 +99,7 @@ class Governor:
         self._has_drifted = abs(late_s) > DRIFT * self._setup.aggregation_us / 1e6
         self._snapshot_s = at_s
 
-    def govern(self, now_s: float, budget_percent: float, *, is_calm: bool = False) -> None:
+    def govern(self, now_s: float, budget_percent: float, *, is_calm: bool) -> None:
         """Measures and tunes, when it is time, and when it becomes calm or ceases to be."""
         if self._cpu_percent is None and now_s - self._judged_s >= FIRST_S:
             self._measure(now_s)
