@@ -38,7 +38,7 @@ from benches._costs import Costs, count_moves, held_pages
 from benches._loads import LOAD, PLACED, Load, loads, make_database
 from benches._room import leaving
 from benches._runs import Run, least_pages, second
-from benches._speed import GROUP, Steps, measured
+from benches._speed import Steps
 from benches.figure import Figure
 
 FOLDER = REPOSITORY / ".out" / "shootout"
@@ -129,7 +129,7 @@ def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
     is movable alone, it would kill for what it needs in a fast node that is full to the brim.
     """
     node = guest.facts.fast[0] if contender.has_all_fast else guest.facts.slow[0]
-    groups = [f"/sys/fs/cgroup/{group}" for group in (LOAD, *PLACED, GROUP)]
+    groups = [f"/sys/fs/cgroup/{group}" for group in (LOAD, *PLACED)]
     guest.run(["mkdir", "-p", GUEST_FOLDER, *groups])
     guest.run(["sh", "-c", "sync; echo 3 > /proc/sys/vm/drop_caches"])
     with ExitStack() as stack:
@@ -138,18 +138,17 @@ def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
             if not contender.has_all_fast:
                 stack.enter_context(leaving(guest, load.free_mib))
             programs = load.programs(guest, node, stack)
-            stack.enter_context(measured(guest))
             held, before = held_pages(guest), Costs.of(guest)
             room_pages = room_kib(guest, guest.facts.fast[0]) // PAGE_KIB + held
             for program in programs:
                 program.sample(timeout=FIRST_SAMPLE_S)
-            samples, steps_per_s = sampled(guest, programs, seconds)
+            samples, steps_per_s = sampled(programs, seconds)
             moved_pages, cpu_percent = Costs.of(guest).since(before)
             came_pages = held_pages(guest) - held
         with by_nobody(guest):
             for program in programs:
                 program.catch_up()
-            bare, bare_steps_per_s = sampled(guest, programs, BARE_SECONDS)
+            bare, bare_steps_per_s = sampled(programs, BARE_SECONDS)
     return Run(
         load=load.name,
         contender=contender.name,
@@ -162,21 +161,18 @@ def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
     )
 
 
-def sampled(
-    guest: Guest, programs: Sequence[Hotset], seconds: int
-) -> tuple[list[list[Sample]], float]:
+def sampled(programs: Sequence[Hotset], seconds: int) -> tuple[list[list[Sample]], float]:
     """The samples of all programs, and how many steps a second their CPU took meanwhile.
 
     A second takes longer of who has more to tell: of others one is passed over now and then, or
     what they tell would be of ever longer ago.
     """
-    before = Steps.of(guest)
     first = last = [program.latest() for program in programs]
     samples = [first]
     while min(end.t - start.t for start, end in zip(first, last, strict=True)) < seconds:
         last = [program.latest() for program in programs]
         samples.append(last)
-    return samples, Steps.of(guest).per_s(before)
+    return samples, Steps.of(last).per_s(since=Steps.of(first))
 
 
 def compare(load: Load, runs: Mapping[str, Sequence[Run]]) -> list[Figure]:

@@ -16,14 +16,13 @@ from benches._loads import Load
 from benches._runs import Run, Second, least_pages, second
 from benches._speed import Steps
 from guests.errors import CommandFailed, EmulatorFault
-from guests.guest import Guest
 from guests.workloads import Hotset, Sample
 
 HOT, COLD = 100, 300
 
 
 def sample(t: float = 0.0, *, window: int = 0, hits: float = 0.0, ops: float = 1.0) -> Sample:
-    """A second of a load."""
+    """A second of a load, whose CPU has taken four steps in each so far."""
     return Sample(
         t=t,
         ops_per_s=ops,
@@ -35,6 +34,8 @@ def sample(t: float = 0.0, *, window: int = 0, hits: float = 0.0, ops: float = 1
         absent=0,
         hit_ratio=hits,
         hot_ratio=0.9,
+        steps=round(4 * t),
+        steps_ns=round(t * 1e9),
     )
 
 
@@ -76,13 +77,9 @@ class Told:
         return sample(self.t)
 
 
-def test_programs_are_sampled_until_the_slowest_has_run_for_so_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    steps = iter([Steps(count=0, cpu_ns=0), Steps(count=8, cpu_ns=2_000_000_000)])
-    monkeypatch.setattr(Steps, "of", lambda guest: next(steps))
+def test_programs_are_sampled_until_the_slowest_has_run_for_so_long() -> None:
     programs = cast("Sequence[Hotset]", [Told(7.0, 1.25), Told(2.0, 1.0)])
-    samples, per_s = shootout.sampled(cast("Guest", None), programs, 3)
+    samples, per_s = shootout.sampled(programs, 3)
     assert [[one.t for one in row] for row in samples] == [
         [8.25, 3.0],
         [9.5, 4.0],
@@ -122,7 +119,10 @@ def test_throughput_is_not_lost_where_the_cpu_was_slower() -> None:
 
 
 def test_a_cpu_is_as_fast_as_it_took_steps_in_its_time() -> None:
-    before, after = Steps(count=100, cpu_ns=1_000_000), Steps(count=300, cpu_ns=3_000_000)
+    """Also where one of its programs doesn't tell."""
+    silent = replace(sample(), steps=0, steps_ns=0)
+    before = Steps.of([replace(sample(), steps=100, steps_ns=1_000_000), silent])
+    after = Steps.of([replace(sample(), steps=300, steps_ns=3_000_000), silent])
     assert after.per_s(since=before) == 100_000
 
 

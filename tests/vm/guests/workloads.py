@@ -20,10 +20,11 @@ FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror")
 
 
 def build(name: str) -> Path:
-    """The program of that name, compiled anew if its source is newer."""
+    """The program of that name, compiled anew if its source, or a header, is newer."""
     source = SOURCES / f"{name}.c"
     program = REPOSITORY / ".out" / "workloads" / name
-    if program.exists() and program.stat().st_mtime >= source.stat().st_mtime:
+    newest = max(path.stat().st_mtime for path in (source, *SOURCES.glob("*.h")))
+    if program.exists() and program.stat().st_mtime >= newest:
         return program
     program.parent.mkdir(parents=True, exist_ok=True)
     scratch = program.with_name(f".{name}.{os.getpid()}")
@@ -47,6 +48,10 @@ class Sample:
     """The share of the accesses that went to pages on fast nodes."""
     hot_ratio: float
     """The share that went to hot pages, wherever they are."""
+    steps: int
+    """Since it started: how far its CPU has computed, see steps.h."""
+    steps_ns: int
+    """The CPU time that took, 0 where it does not tell."""
 
     @property
     def hot_share(self) -> float:

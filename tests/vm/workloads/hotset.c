@@ -4,7 +4,7 @@
  *
  *   hotset [--mib N] [--node N] [--hot-mib N] [--hot-offset-mib N] [--share PERCENT] [--stride]
  *          [--sweep | --zipf EXPONENT] [--move-every SECONDS] [--seconds N] [--cpu N]
- *          [--fast-nodes LIST] [--no-waker] [--verify]
+ *          [--fast-nodes LIST] [--no-waker] [--steps] [--verify]
  *
  * The buffer is filled on the given node, by threads for 32 MiB each, under a memory policy of theirs
  * alone. The kernel looks at a program's memory by each thread's CPU time, and at nothing that is
@@ -23,18 +23,19 @@
  *
  *   {"t": 3.0, "ops_per_s": 612345, "window": 0, "hot_pages": 2048, "hot_on_fast": 2048,
  *    "cold_pages": 14336, "cold_on_slow": 14336, "absent": 0, "hit_ratio": 0.9,
- *    "hot_ratio": 0.9}
+ *    "hot_ratio": 0.9, "steps": 2000000, "steps_ns": 130000000}
  *
  * hit_ratio is the share of the second's accesses that went to pages that are on fast nodes now, and
- * hot_ratio that which went to the hot window, wherever it is.
+ * hot_ratio that which went to the hot window, wherever it is. With --steps a fifth of its time
+ * tells how fast its CPU is (steps.h), in steps and CPU time since the start.
  *
  * Each word holds its index and the count of its changes, combined so that a word that was lost, or
  * put elsewhere, shows. --verify checks all of them at the end: 1 is the exit status of damage.
  *
- * The waker is a second process on the same CPU, which wakes each millisecond. Under TCG a process
- * that never leaves its CPU keeps its translations, and since DAMON clears accessed bits without
- * flushing (mm/damon/vaddr.c: damon_young_pmd_entry), they stay clear: it looks idle. To switch
- * address spaces flushes them.
+ * The waker is a second process on the same CPU, which is woken about each millisecond. Under TCG a
+ * process that never leaves its CPU keeps its translations, and since DAMON clears accessed bits
+ * without flushing (mm/damon/vaddr.c: damon_young_pmd_entry), they stay clear: it looks idle. To
+ * switch address spaces flushes them. It sets no timer, at which emulated CPUs would take turns.
  */
 #include <errno.h>
 #include <error.h>
@@ -50,6 +51,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -57,12 +59,17 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "steps.h"
+
 #define MIB (1ULL << 20)
 #define MAX_MIB (1 << 14)
 #define MAX_NODES 64
 #define LINE_BYTES 64
 #define WORDS_PER_LINE (LINE_BYTES / sizeof(uint64_t))
-#define BATCH 1024
+#define BATCH_LEAST 32
+#define BATCH_MOST 1024
+#define BATCH_S 1e-3
+#define STEPS_PER_ACCESS 2
 #define QUERY_PAGES 4096
 #define FILL_WORDS (32 * MIB / sizeof(uint64_t))
 #define STACK_BYTES (256 << 10)
@@ -82,6 +89,7 @@ struct options {
 	bool sweep;
 	bool verify;
 	bool waker;
+	bool steps;
 };
 
 /*
@@ -104,8 +112,11 @@ struct hotset {
 	uint64_t swept; /* lines */
 	uint64_t random;
 	uint32_t *accesses; /* of each page since the last report */
+	uint64_t batch;     /* accesses that take about BATCH_S */
 	struct ranks ranks; /* with --zipf */
+	struct steps steps; /* with --steps */
 	unsigned int window;
+	int wakes; /* an eventfd, with a waker */
 };
 
 struct census {
@@ -460,25 +471,47 @@ static void report(struct hotset *set, double t, double ops_per_s)
 	printf("{\"t\": %.2f, \"ops_per_s\": %.0f, \"window\": %u, "
 	       "\"hot_pages\": %" PRIu64 ", \"hot_on_fast\": %" PRIu64 ", "
 	       "\"cold_pages\": %" PRIu64 ", \"cold_on_slow\": %" PRIu64 ", "
-	       "\"absent\": %" PRIu64 ", \"hit_ratio\": %.4f, \"hot_ratio\": %.4f}\n",
+	       "\"absent\": %" PRIu64 ", \"hit_ratio\": %.4f, \"hot_ratio\": %.4f, "
+	       "\"steps\": %" PRIu64 ", \"steps_ns\": %" PRIu64 "}\n",
 	       t, ops_per_s, set->window, census.hot_pages, census.hot_on_fast,
 	       census.cold_pages, census.cold_on_slow, census.absent,
 	       (double)census.hits / census.accesses,
-	       (double)census.hot_accesses / census.accesses);
+	       (double)census.hot_accesses / census.accesses, set->steps.count, set->steps.ns);
 	fflush(stdout);
 	memset(set->accesses, 0, page_count(set) * sizeof(*set->accesses));
+}
+
+static void wake(const struct hotset *set)
+{
+	if (set->options.waker && eventfd_write(set->wakes, 1))
+		error(2, errno, "eventfd");
+}
+
+/* Sizes the next batch by how long one took, half as much or by half more: never in step with ticks. */
+static void resize_batch(struct hotset *set, double took_s)
+{
+	double share = 0.5 + below(&set->random, 1000) / 1000.0;
+	double fits = set->batch * BATCH_S / took_s;
+
+	fits = fits < BATCH_LEAST ? BATCH_LEAST : fits > BATCH_MOST ? BATCH_MOST : fits;
+	set->batch = fits * share;
 }
 
 /* Works for a second, adds it to what it has worked, and returns the accesses per second. */
 static double work_a_second(struct hotset *set, double *worked_s)
 {
-	double start = now(), end;
+	double start = now(), begun, end = start;
 	uint64_t done = 0;
 
 	do {
-		touch(set, BATCH);
-		done += BATCH;
+		begun = end;
+		touch(set, set->batch);
+		done += set->batch;
+		if (set->options.steps)
+			take_steps(&set->steps, set->batch * STEPS_PER_ACCESS);
+		wake(set);
 		end = now();
+		resize_batch(set, end - begun);
 	} while (end - start < 1 && !stop);
 	*worked_s += end - start;
 	return done / (end - start);
@@ -523,10 +556,11 @@ static void pin(int cpu)
 		error(2, errno, "cpu %d", cpu);
 }
 
-static pid_t start_waker(void)
+static pid_t start_waker(int wakes)
 {
 	pid_t parent = getpid();
 	pid_t waker = fork();
+	eventfd_t count;
 
 	if (waker < 0)
 		error(2, errno, "fork");
@@ -534,8 +568,8 @@ static pid_t start_waker(void)
 		return waker;
 	prctl(PR_SET_NAME, "waker");
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	while (getppid() == parent)
-		usleep(1000);
+	while (getppid() == parent && !eventfd_read(wakes, &count))
+		;
 	_exit(0);
 }
 
@@ -622,6 +656,9 @@ static void set_option(struct options *options, int option, char *value, const c
 	case 'v':
 		options->verify = true;
 		break;
+	case 'T':
+		options->steps = true;
+		break;
 	case 'w':
 		options->waker = false;
 		break;
@@ -646,6 +683,7 @@ static void parse(int argc, char **argv, struct options *options)
 		{ "sweep", no_argument, NULL, 'S' },
 		{ "zipf", required_argument, NULL, 'z' },
 		{ "verify", no_argument, NULL, 'v' },
+		{ "steps", no_argument, NULL, 'T' },
 		{ "no-waker", no_argument, NULL, 'w' },
 		{ 0 },
 	};
@@ -678,6 +716,7 @@ int main(int argc, char **argv)
 		},
 		.page_size = sysconf(_SC_PAGESIZE),
 		.random = 0x853c49e6748fea9bULL,
+		.batch = BATCH_LEAST,
 	};
 	pid_t waker = 0;
 	uint64_t damaged = 0;
@@ -688,8 +727,12 @@ int main(int argc, char **argv)
 	set.hot_offset = set.options.hot_offset;
 	if (set.options.cpu >= 0)
 		pin(set.options.cpu);
-	if (set.options.waker)
-		waker = start_waker();
+	if (set.options.waker) {
+		set.wakes = eventfd(0, EFD_CLOEXEC);
+		if (set.wakes < 0)
+			error(2, errno, "eventfd");
+		waker = start_waker(set.wakes);
+	}
 	handle_signals();
 	set.accesses = numbers(page_count(&set));
 	if (set.options.zipf)

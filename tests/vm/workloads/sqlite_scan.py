@@ -2,7 +2,8 @@
 """Scans a SQLite table from its start to its end, again and again, through a mapping of the file.
 
 Reports each second as hotset does: the pages are those of the database, none of them hot, and a
-page that is scanned is one access. Where they lie is asked of move_pages(2) through libnuma.
+page that is scanned is one access. Where they lie is asked of move_pages(2) through libnuma. How
+fast its CPU is it does not tell.
 
 Usage: sqlite_scan.py --make FILE MIB     or FILE FAST_NODE
 """
@@ -79,6 +80,8 @@ def report(mapping: Mapping, fast_node: int, t: float, pages_per_s: float) -> No
         "absent": absent,
         "hit_ratio": fast / mapping.count,
         "hot_ratio": 0.0,
+        "steps": 0,
+        "steps_ns": 0,
     }
     print(json.dumps(sample), flush=True)
 
