@@ -33,12 +33,14 @@ NAMES = sorted(
 @click.option("--only", multiple=True, help="A part of the bench, such as a load; can be repeated.")
 @click.option("--seconds", type=click.IntRange(10), help="How long each part takes.")
 @click.option("--rounds", type=click.IntRange(1), help="How often each part is tried, in turn.")
+@click.option("--jobs", type=click.IntRange(1), help="How many parts at once: one for each CPU.")
 def main(
     names: tuple[str, ...],
     file: Path | None,
     only: tuple[str, ...],
     seconds: int | None,
     rounds: int | None,
+    jobs: int | None,
 ) -> None:
     """Measure, print each figure beside its bound, and exit 1 when one is missed.
 
@@ -47,7 +49,7 @@ def main(
     A value is the median of several rounds, between the lowest and the highest of them. Of the
     benches the shootout alone has parts, its loads and its contenders.
     """
-    chosen = choices(names, only=only, seconds=seconds, rounds=rounds)
+    chosen = choices(names, only=only, seconds=seconds, rounds=rounds, jobs=jobs)
     machine = describe_machine()
     print("  ".join(machine.values()))
     results, lacking = {}, 0

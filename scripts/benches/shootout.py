@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tierd, in three ways, the kernel's own tiering, damo's, none at all, and memory all fast.
 
-Each in turn with each load, in one slow-node guest, whose slow node is as fast as the other: what
+Each in turn with each load, in a slow-node guest, whose slow node is as fast as the other: what
 counts is which accesses went to the fast node, not how fast they were, and throughput can only be
 lost. A load begins on the slow node, with an empty page cache and its contender at work; its
 programs tell each second where their accesses went. Then the contender ends, and the same programs
@@ -13,14 +13,17 @@ what the kernel counts of pages migrated, whoever's they are, but not by compact
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import chain, product
+from queue import SimpleQueue
 from typing import TypeVar
 
 from guests.boot import boot
@@ -52,18 +55,28 @@ RIVALS = ("kernel", "damo", "nothing")
 
 PARTS = (*(load.name for load in loads(SECONDS)), *(one.name for one in CONTENDERS))
 
+Cell = tuple[Load, Contender]
 
-def run(only: Collection[str] = (), seconds: int = SECONDS, rounds: int = 1) -> list[Figure]:
-    """Tries all loads and contenders, or those of them that are named, so many times in turn."""
+
+def run(
+    only: Collection[str] = (), seconds: int = SECONDS, rounds: int = 1, jobs: int | None = None
+) -> list[Figure]:
+    """Tries all loads and contenders, or those of them that are named, so many times in turn.
+
+    As many at once as there are jobs, or CPUs: a guest's time goes by what it runs, whatever else
+    its host does.
+    """
     subprocess.run([REPOSITORY / "scripts" / "setup", "vm"], check=True)
     FOLDER.mkdir(parents=True, exist_ok=True)
     make_database()
     wanted, contenders = named(loads(seconds), only), named(CONTENDERS, only)
-    runs = []
-    cells = [*product(wanted, contenders)] * rounds
-    for run in all_tried(cells, seconds):
+    runs = list[Run]()
+    cells = [*product(wanted, contenders)]
+    order = [(load.name, contender.name) for load, contender in cells]
+    for run in all_tried(cells * rounds, seconds, jobs or len(os.sched_getaffinity(0))):
         print(row(run), file=sys.stderr, flush=True)
         runs.append(run)
+        runs.sort(key=lambda run: order.index((run.load, run.contender)))
         keep(wanted, runs)
     print("\n".join([HEAD, *map(row, runs)]), flush=True)
     return [figure for load in wanted for figure in compare(load, by_contender(load, runs))]
@@ -87,8 +100,31 @@ def by_contender(load: Load, runs: Iterable[Run]) -> Mapping[str, list[Run]]:
     return found
 
 
-def all_tried(cells: Sequence[tuple[Load, Contender]], seconds: int) -> Iterator[Run]:
-    """Runs them one after the other, in a new guest from where something has failed on.
+def all_tried(cells: Iterable[Cell], seconds: int, jobs: int = 1) -> Iterator[Run]:
+    """Runs so many of them side by side, the rest in turn. See tried_in_turn for what may fail."""
+    left, done = deque(cells), SimpleQueue[Run | None]()
+
+    def work() -> None:
+        try:
+            for run in tried_in_turn(left, seconds):
+                done.put(run)
+        finally:
+            left.clear()
+            done.put(None)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        workers = [pool.submit(work) for _ in range(jobs)]
+        try:
+            for _ in workers:
+                yield from iter(done.get, None)
+        finally:
+            left.clear()
+    for worker in workers:
+        worker.result()
+
+
+def tried_in_turn(left: deque[Cell], seconds: int) -> Iterator[Run]:
+    """Runs what is left one after the other, in a new guest from where something has failed on.
 
     One that fails twice under another contender is left out, as where the guest lacks memory by it.
 
@@ -96,26 +132,35 @@ def all_tried(cells: Sequence[tuple[Load, Contender]], seconds: int) -> Iterator
         EmulatorFault: the emulator failed with the same one twice (docs/decisions/0033).
         CommandFailed: a command or a program did, under one of ours.
     """
-    left, failed = list(cells), None
-    while left:
+    cell, failed = taken(left), None
+    while cell:
         try:
             with boot(slow_node(by_words=True, counted=True), Kernel.LATEST) as guest:
                 count_moves(guest)
-                while left:
-                    yield tried(guest, *left[0], seconds)
-                    left.pop(0)
-                    failed = None
+                while cell:
+                    yield tried(guest, *cell, seconds)
+                    cell, failed = taken(left), None
         except (EmulatorFault, CommandFailed) as error:
+            assert cell is not None
             is_emulators = isinstance(error, EmulatorFault)
-            if not is_emulators and left[0][1].is_ours:
+            if not is_emulators and cell[1].is_ours:
                 raise
-            if failed != left[0]:
-                failed = left[0]
-                tell(*failed, f"{error}: again, in another guest")
+            if failed != cell:
+                failed = cell
+                tell(*cell, f"{error}: again, in another guest")
             elif is_emulators:
                 raise
             else:
-                tell(*left.pop(0), f"{error}: it is left out")
+                tell(*cell, f"{error}: it is left out")
+                cell = taken(left)
+
+
+def taken(left: deque[Cell]) -> Cell | None:
+    """Takes the next one from what others take from too."""
+    try:
+        return left.popleft()
+    except IndexError:
+        return None
 
 
 def tell(load: Load, contender: Contender, what: str) -> None:

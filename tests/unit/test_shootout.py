@@ -2,10 +2,13 @@
 """What the shootout makes of the seconds that its loads tell."""
 
 import subprocess
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import cast
 
 import pytest
@@ -205,7 +208,7 @@ def test_rounds_are_taken_in_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
     monkeypatch.setattr(shootout, "make_database", lambda: None)
     Guests(monkeypatch, tried.append)
-    shootout.run(["zipf", "kernel", "tierd"], rounds=2)
+    shootout.run(["zipf", "kernel", "tierd"], rounds=2, jobs=1)
     assert tried == ["kernel", "tierd"] * 2
 
 
@@ -228,8 +231,8 @@ class Guests:
         done = run(seconds(0.5), seconds(0.5))
         return replace(done, load=load.name, contender=one.name)
 
-    def all_tried(self, *contenders: Contender) -> list[str]:
-        runs = shootout.all_tried([(LOAD, one) for one in contenders], 1)
+    def all_tried(self, *contenders: Contender, jobs: int = 1) -> list[str]:
+        runs = shootout.all_tried([(LOAD, one) for one in contenders], 1, jobs)
         return [run.contender for run in runs]
 
 
@@ -255,6 +258,37 @@ def test_what_fails_under_one_of_ours_ends_it(monkeypatch: pytest.MonkeyPatch) -
 
     with pytest.raises(CommandFailed):
         Guests(monkeypatch, failing).all_tried(OURS, KERNEL)
+
+
+def test_as_many_are_run_at_once_as_there_are_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = Barrier(2, timeout=10)
+
+    def failing(_: str) -> None:
+        together.wait()
+
+    guests = Guests(monkeypatch, failing)
+    names = guests.all_tried(KERNEL, DAMO, OURS, OURS, jobs=2)
+    assert sorted(names) == ["damo", "kernel", "ours", "ours"]
+    assert guests.booted == 2
+
+
+def test_no_other_is_begun_once_one_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = deque([(LOAD, OURS), (LOAD, KERNEL), (LOAD, DAMO)])
+    monkeypatch.setattr(shootout, "deque", lambda _: left)
+    tried, together = list[str](), Barrier(2, timeout=10)
+
+    def failing(name: str) -> None:
+        tried.append(name)
+        together.wait()
+        if name == "ours":
+            raise CommandFailed("tierd ended with 1")
+        late = time.monotonic() + 10
+        while left and time.monotonic() < late:
+            time.sleep(0.01)
+
+    with pytest.raises(CommandFailed):
+        Guests(monkeypatch, failing).all_tried(jobs=2)
+    assert sorted(tried) == ["kernel", "ours"]
 
 
 def test_where_the_emulator_failed_it_is_tried_again_once(

@@ -21,9 +21,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,9 +128,10 @@ def console_log(name: str) -> Path:
     """A file for a console, which outlives the guest."""
     folder = REPOSITORY / ".out" / "consoles"
     folder.mkdir(parents=True, exist_ok=True)
-    for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT_CONSOLES]:
-        old.unlink(missing_ok=True)
-    return folder / f"{name}-{time.strftime('%H%M%S')}-{os.getpid()}.log"
+    with suppress(FileNotFoundError):  # another boot is at it
+        for old in sorted(folder.iterdir(), key=lambda log: log.stat().st_mtime)[:-KEPT_CONSOLES]:
+            old.unlink()
+    return folder / f"{name}-{time.strftime('%H%M%S')}-{threading.get_native_id()}.log"
 
 
 @contextmanager

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ def build(name: str) -> Path:
     if program.exists() and program.stat().st_mtime >= newest:
         return program
     program.parent.mkdir(parents=True, exist_ok=True)
-    scratch = program.with_name(f".{name}.{os.getpid()}")
+    scratch = program.with_name(f".{name}.{threading.get_native_id()}")
     subprocess.run(["gcc", *FLAGS, source, "-o", scratch, "-lm"], check=True)
     return scratch.rename(program)
 
