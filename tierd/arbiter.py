@@ -109,16 +109,20 @@ class Arbiter:
         After a look by which it took up little it waits twice as long, up to a minute of the
         program's CPU time. That few of its pages were due then says nothing of the others, so it is
         to look as often as it does by itself at the most. Where it is to begin anew at once, it is
-        through with what no thread accesses ten times as soon, and looks at nothing twice in that.
+        through with what no thread accesses forty times as soon, and looks at nothing twice in that
+        (docs/decisions/0069 and 0082).
         """
         try:
             otherwise = {path: self._otherwise(path) for path in numa_balancing.LOOKS}
         except PermissionError:  # a kernel that is locked down
             return {}
-        shortest, longest, within = otherwise.values()
-        wanted = dict[str, int]()
+        shortest, longest, within, size_mib = otherwise.values()
+        wanted, at_a_time_mib = dict[str, int](), numa_balancing.DEFAULT_MIB
+        if size_mib:
+            wanted[numa_balancing.AT_A_TIME] = at_a_time_mib = look.mib_at_a_time(size_mib)
         if shortest is not None and longest is not None:
-            least_ms, most_ms = look.periods_ms((shortest, longest), numa_balancing.LEAST_MS)
+            at_once_ms = numa_balancing.least_ms(at_a_time_mib)
+            least_ms, most_ms = look.periods_ms((shortest, longest), at_once_ms)
             wanted[numa_balancing.SHORTEST_LOOK] = least_ms
             wanted[numa_balancing.LONGEST_LOOK] = most_ms
         if within is not None:

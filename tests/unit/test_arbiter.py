@@ -18,7 +18,7 @@ from tierd.kernel import numa_balancing, text
 from tierd.kernel.tunable import KernelFiles
 
 BY_ITSELF = ("1000", "60000")
-"""How the kernel looks, as in numa_balancing.LOOKS."""
+"""How often the kernel looks, as in numa_balancing.LOOKS."""
 
 
 @pytest.fixture
@@ -286,6 +286,34 @@ def test_a_period_that_is_shorter_yet_is_kept(
     (root / numa_balancing.SHORTEST_LOOK).write_text("50\n")
     arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(pace=Pace.ANEW))
     assert looks() == ("50", "50")
+
+
+@pytest.mark.parametrize(
+    ("by_itself", "at_once", "period"), [("256", "64", "25"), ("32", "32", "12"), ("0", "0", "100")]
+)
+def test_a_look_that_begins_anew_is_at_less_at_a_time(
+    root: Path,
+    arbiter: Arbiter,
+    journal: Journal,
+    looks: Callable[[], tuple[str, ...]],
+    by_itself: str,
+    at_once: str,
+    period: str,
+) -> None:
+    """As much in a second, but sooner through with what no thread accesses."""
+    write(root, "0")
+    size = root / numa_balancing.AT_A_TIME
+    size.write_text(f"{by_itself}\n")
+    for pace, mib, periods in (
+        (Pace.ANEW, at_once, (period, period)),
+        (Pace.OFTEN, by_itself, ("1000", "1000")),
+        (Pace.ANEW, at_once, (period, period)),
+    ):
+        arbiter.may_move(Rival.COOPERATE, moves=True, look=Look(pace=pace))
+        assert size.read_text().strip() == mib
+        assert looks() == periods
+    list(journal.undo())
+    assert size.read_text().strip() == by_itself
 
 
 @pytest.mark.parametrize("missing", numa_balancing.LOOKS[:2])

@@ -23,12 +23,14 @@ SETTINGS = (
     f"{LOOKS}scan_period_min_ms",
     f"{LOOKS}scan_period_max_ms",
     f"{LOOKS}hot_threshold_ms",
+    f"{LOOKS}scan_size_mb",
 )
-OFF = (b"0\n", b"false\n", b"65536\n", b"1000\n", b"60000\n", b"1000\n")
+OFF = (b"0\n", b"false\n", b"65536\n", b"1000\n", b"60000\n", b"1000\n", b"256\n")
 ON, LESS = (
-    (b"2\n", b"true\n", limit, b"1000\n", b"1000\n", b"700\n") for limit in (b"128\n", b"64\n")
+    (b"2\n", b"true\n", limit, b"1000\n", b"1000\n", b"700\n", b"256\n")
+    for limit in (b"128\n", b"64\n")
 )
-AT_REST = (b"0\n", b"true\n", b"65536\n", b"1000\n", b"60000\n", b"1000\n")
+AT_REST = (b"0\n", b"true\n", b"65536\n", b"1000\n", b"60000\n", b"1000\n", b"256\n")
 
 SPARSE = ("--mib", "128", "--hot-mib", "48", "--stride")
 WINDOW = ("--mib", "256", "--hot-mib", "64")

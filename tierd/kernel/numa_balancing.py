@@ -11,8 +11,8 @@ How often the kernel looks at a program's memory it decides by itself: once in s
 time, from the shortest period to the longest (kernel/sched/fair.c), in milliseconds. What is
 accessed within so many after a look is hot, until promotions have been on for the longest period.
 From then on the kernel adapts that once in each: an eighth more of it, up to twice as much, where
-it promotes less than the limit, and less where it would promote more. With debugfs all three can
-be set.
+it promotes less than the limit, and less where it would promote more. In a period it looks at so
+many MiB. With debugfs all four can be set.
 """
 
 from pathlib import Path
@@ -27,10 +27,12 @@ DEMOTES = "sys/kernel/mm/numa/demotion_enabled"
 SHORTEST_LOOK, LONGEST_LOOK = (
     f"sys/kernel/debug/sched/numa_balancing/scan_period_{which}_ms" for which in ("min", "max")
 )
-LEAST_MS = 100
-"""The kernel looks no more often than that, for 256 MiB at a time (fair.c: task_scan_min)."""
 HOT_WITHIN = "sys/kernel/debug/sched/numa_balancing/hot_threshold_ms"
-LOOKS = SHORTEST_LOOK, LONGEST_LOOK, HOT_WITHIN
+AT_A_TIME = "sys/kernel/debug/sched/numa_balancing/scan_size_mb"
+DEFAULT_MIB, MOST_MIB_A_SECOND = 256, 2560
+"""What it looks at in a period by default, and the most in a second of CPU time (fair.c:
+MAX_SCAN_WINDOW), by which task_scan_min() has a shortest period."""
+LOOKS = SHORTEST_LOOK, LONGEST_LOOK, HOT_WITHIN, AT_A_TIME
 OFF = "0"
 YES = "true"
 PROMOTES = 2
@@ -39,6 +41,11 @@ TURN_OFF = (
     "/etc/sysctl.d to keep it"
 )
 """The operator's next step where it is on."""
+
+
+def least_ms(at_a_time_mib: int) -> int:
+    """Returns the shortest period that the kernel takes where it looks at so much in each."""
+    return 1000 // max(MOST_MIB_A_SECOND // at_a_time_mib, 1)
 
 
 def read_mode(root: Path = Path("/")) -> int | None:
