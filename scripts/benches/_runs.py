@@ -46,6 +46,22 @@ def second(samples: Sequence[Sample]) -> Second:
     )
 
 
+def steps_per_s(first: Sequence[Sample], last: Sequence[Sample]) -> float:
+    """Returns how many steps a load's programs took in a second of the CPU time that went there.
+
+    So fast its CPU computed: the host's doing, and not to be taken for a contender's. An emulated
+    CPU is as fast as its host lets it be, which changes by a half within minutes, and where CPUs
+    take turns as the other one lets it: far more than any contender costs. See steps.h.
+
+    Args:
+        first: what the programs told at first.
+        last: and in the end.
+    """
+    pairs = list(zip(first, last, strict=True))
+    cpu_ns = sum(end.steps_ns - start.steps_ns for start, end in pairs)
+    return sum(end.steps - start.steps for start, end in pairs) / cpu_ns * 1e9
+
+
 def least_pages(
     first: Sequence[Sample], last: Sequence[Sample], came_pages: int, room_pages: int
 ) -> int:

@@ -40,8 +40,7 @@ from benches._contenders import CONTENDERS, Contender, by_nobody
 from benches._costs import Costs, count_moves, held_pages
 from benches._loads import LOAD, PLACED, Load, loads, make_database
 from benches._room import leaving
-from benches._runs import Run, least_pages, second
-from benches._speed import Steps
+from benches._runs import Run, least_pages, second, steps_per_s
 from benches.figure import Figure
 
 FOLDER = REPOSITORY / ".out" / "shootout"
@@ -187,19 +186,19 @@ def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
             room_pages = room_kib(guest, guest.facts.fast[0]) // PAGE_KIB + held
             for program in programs:
                 program.sample(timeout=FIRST_SAMPLE_S)
-            samples, steps_per_s = sampled(programs, seconds)
+            samples, speed = sampled(programs, seconds)
             moved_pages, cpu_percent = Costs.of(guest).since(before)
             came_pages = held_pages(guest) - held
         with by_nobody(guest):
             for program in programs:
                 program.catch_up()
-            bare, bare_steps_per_s = sampled(programs, BARE_SECONDS)
+            bare, bare_speed = sampled(programs, BARE_SECONDS)
     return Run(
         load=load.name,
         contender=contender.name,
         seconds=tuple(map(second, samples)),
         bare_seconds=tuple(map(second, bare)),
-        cpu_speed=steps_per_s / bare_steps_per_s,
+        cpu_speed=speed / bare_speed,
         moved_pages=moved_pages,
         least_pages=least_pages(samples[0], samples[-1], came_pages, room_pages),
         cpu_percent=cpu_percent,
@@ -217,7 +216,7 @@ def sampled(programs: Sequence[Hotset], seconds: int) -> tuple[list[list[Sample]
     while min(end.t - start.t for start, end in zip(first, last, strict=True)) < seconds:
         last = [program.latest() for program in programs]
         samples.append(last)
-    return samples, Steps.of(last).per_s(since=Steps.of(first))
+    return samples, steps_per_s(first, last)
 
 
 def compare(load: Load, runs: Mapping[str, Sequence[Run]]) -> list[Figure]:

@@ -2,13 +2,12 @@
 """What the shootout makes of the seconds that its loads tell."""
 
 import subprocess
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 from typing import cast
 
 import pytest
@@ -16,8 +15,7 @@ from benches import shootout
 from benches._contenders import Contender
 from benches._costs import moved_pages, pages_on
 from benches._loads import Load
-from benches._runs import Run, Second, least_pages, second
-from benches._speed import Steps
+from benches._runs import Run, Second, least_pages, second, steps_per_s
 from guests.errors import CommandFailed, EmulatorFault
 from guests.workloads import Hotset, Sample
 
@@ -124,9 +122,9 @@ def test_throughput_is_not_lost_where_the_cpu_was_slower() -> None:
 def test_a_cpu_is_as_fast_as_it_took_steps_in_its_time() -> None:
     """Also where one of its programs doesn't tell."""
     silent = replace(sample(), steps=0, steps_ns=0)
-    before = Steps.of([replace(sample(), steps=100, steps_ns=1_000_000), silent])
-    after = Steps.of([replace(sample(), steps=300, steps_ns=3_000_000), silent])
-    assert after.per_s(since=before) == 100_000
+    before = [replace(sample(), steps=100, steps_ns=1_000_000), silent]
+    after = [replace(sample(), steps=300, steps_ns=3_000_000), silent]
+    assert steps_per_s(before, after) == 100_000
 
 
 @pytest.mark.parametrize(
@@ -273,21 +271,24 @@ def test_as_many_are_run_at_once_as_there_are_jobs(monkeypatch: pytest.MonkeyPat
 
 
 def test_no_other_is_begun_once_one_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    left = deque([(LOAD, OURS), (LOAD, KERNEL), (LOAD, DAMO)])
-    monkeypatch.setattr(shootout, "deque", lambda _: left)
-    tried, together = list[str](), Barrier(2, timeout=10)
+    tried, together, cleared = list[str](), Barrier(2, timeout=10), Event()
+
+    class Left(deque[shootout.Cell]):
+        def clear(self) -> None:
+            super().clear()
+            cleared.set()
+
+    monkeypatch.setattr(shootout, "deque", Left)
 
     def failing(name: str) -> None:
         tried.append(name)
         together.wait()
         if name == "ours":
             raise CommandFailed("tierd ended with 1")
-        late = time.monotonic() + 10
-        while left and time.monotonic() < late:
-            time.sleep(0.01)
+        cleared.wait(timeout=10)
 
     with pytest.raises(CommandFailed):
-        Guests(monkeypatch, failing).all_tried(jobs=2)
+        Guests(monkeypatch, failing).all_tried(OURS, KERNEL, DAMO, jobs=2)
     assert sorted(tried) == ["kernel", "ours"]
 
 
