@@ -18,7 +18,7 @@ MOST_LEFT_KIB = 4 << 10
 """By what is running right now."""
 
 TRIES = 5
-"""Who is at work may bring back what was just running: 9 MiB by damo, once."""
+"""Who is at work may bring back what was just running: 9 and 20 MiB by damo, in new guests."""
 
 UDEV_RESTS = "udevadm settle && while pgrep udev-worker > /dev/null; do sleep 0.5; done"
 """Its workers end 3 s later: in a new guest they left a fifth more room than had been measured."""

@@ -26,7 +26,7 @@
  *    "hot_ratio": 0.9, "steps": 2000000, "steps_ns": 130000000}
  *
  * hit_ratio is the share of the second's accesses that went to pages that are on fast nodes now, and
- * hot_ratio that which went to the hot window, wherever it is. With --steps a fifth of its time
+ * hot_ratio that which went to the hot window, wherever it is. With --steps a sixth of its time
  * tells how fast its CPU is (steps.h), in steps and CPU time since the start.
  *
  * Each word holds its index and the count of its changes, combined so that a word that was lost, or
@@ -487,7 +487,7 @@ static void wake(const struct hotset *set)
 		error(2, errno, "eventfd");
 }
 
-/* Sizes the next batch by how long one took, half as much or by half more: never in step with ticks. */
+/* Sizes the next batch by how long one took, by up to a half less or more: in step with no ticks. */
 static void resize_batch(struct hotset *set, double took_s)
 {
 	double share = 0.5 + below(&set->random, 1000) / 1000.0;

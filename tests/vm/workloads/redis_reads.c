@@ -9,8 +9,8 @@
  * and the first HOT_KEYS ranks count as hot. Values are found in the server's memory by their
  * content, and their pages asked of move_pages(2); a value counts as lying where it begins.
  *
- * Each second it prints a line as hotset --steps does, with values for pages. SIGTERM ends it; 1 is the exit
- * status of a value that is not its key's.
+ * Each second it prints a line as hotset --steps does, with values for pages. SIGTERM ends it; 1 is
+ * the exit status of a value that is not its key's.
  */
 #include <errno.h>
 #include <error.h>
