@@ -92,3 +92,22 @@ class Costs:
         """Returns pages moved, and the share of one CPU in percent."""
         percent = (self.cpu_s - before.cpu_s) / (self.at_s - before.at_s) * 100
         return self.moved_pages - before.moved_pages, percent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """What the CPU has run that a load is on, since the guest booted."""
+
+    at_s: float
+    instructions: float
+
+    @classmethod
+    def of(cls, guest: Guest) -> Self:
+        """A real CPU is not counted, but taken for as fast at any time."""
+        at_s = guest.uptime_s()
+        counted = at_s if guest.facts.kvm else guest.counter.of_cpu(guest.topology.cpus - 1)
+        return cls(at_s=at_s, instructions=counted)
+
+    def per_s(self, before: Self) -> float:
+        """Returns how many instructions a second it ran."""
+        return (self.instructions - before.instructions) / (self.at_s - before.at_s)

@@ -117,7 +117,7 @@ def _hotsets(*options: str) -> Programs:
 
     def start(guest: Guest, node: int, stack: ExitStack) -> list[Hotset]:
         commands = [
-            within(group, [*hotset_command(guest), "--steps", "--node", f"{node}", *words.split()])
+            within(group, [*hotset_command(guest), "--node", f"{node}", *words.split()])
             for group, words in zip(PLACED, options, strict=False)
         ]
         return [stack.enter_context(reporting(guest, command)) for command in commands]

@@ -46,20 +46,32 @@ def second(samples: Sequence[Sample]) -> Second:
     )
 
 
-def steps_per_s(first: Sequence[Sample], last: Sequence[Sample]) -> float:
-    """Returns how many steps a load's programs took in a second of the CPU time that went there.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How fast programs went for some seconds, and their CPU."""
 
-    So fast its CPU computed: the host's doing, and not to be taken for a contender's. An emulated
-    CPU is as fast as its host lets it be, which changes by a half within minutes, and where CPUs
-    take turns as the other one lets it: far more than any contender costs. See steps.h.
+    ops_per_s: tuple[float, ...]
+    """Of each program."""
+    instructions_per_s: float
+    """Of the CPU, whosever they were."""
+
+
+def at_speed(instructions_per_s: float, alone: Pace, busy: Pace) -> tuple[float, ...]:
+    """Returns the accesses a second of each program on a CPU of that speed.
+
+    Emulated CPUs take turns, so that one is slower while another is busy, by far more than any
+    contender costs. Accesses go with its instructions, less those that each second takes whatever
+    its CPU does (ticks, reports), so that these are told from two speeds.
 
     Args:
-        first: what the programs told at first.
-        last: and in the end.
+        instructions_per_s: the speed.
+        alone: how fast they go by themselves.
+        busy: and while another CPU is busy.
     """
-    pairs = list(zip(first, last, strict=True))
-    cpu_ns = sum(end.steps_ns - start.steps_ns for start, end in pairs)
-    return sum(end.steps - start.steps for start, end in pairs) / cpu_ns * 1e9
+    slower = alone.instructions_per_s - busy.instructions_per_s
+    lost = (alone.instructions_per_s - instructions_per_s) / slower if slower else 0.0
+    pairs = zip(alone.ops_per_s, busy.ops_per_s, strict=True)
+    return tuple(ops - lost * (ops - less) for ops, less in pairs)
 
 
 def least_pages(
@@ -88,9 +100,11 @@ class Run:
     load: str
     contender: str
     seconds: tuple[Second, ...]
-    bare_seconds: tuple[Second, ...]
-    cpu_speed: float
-    """How fast their CPU was, of what it was afterwards."""
+    pace: Pace
+    alone: Pace
+    """With nothing at work afterwards,"""
+    busy: Pace
+    """and with nothing but a loop on another CPU."""
     moved_pages: int
     least_pages: int
     cpu_percent: float
@@ -100,18 +114,14 @@ class Run:
         return statistics.mean(second.hit_ratio for second in self.seconds)
 
     @property
-    def ops_per_s(self) -> tuple[float, ...]:
-        """The mean of each program."""
-        return _means(self.seconds)
-
-    @property
     def throughput(self) -> float:
-        """Its accesses a second, of those with nothing at work: of the program that fares worst.
+        """Its accesses a second, of those with nothing at work on a CPU that is as fast.
 
-        Told as of a CPU that is as fast as it was then.
+        Of the program that fares worst.
         """
-        pairs = zip(self.ops_per_s, _means(self.bare_seconds), strict=True)
-        return min(own / bare for own, bare in pairs) / self.cpu_speed
+        nothings = at_speed(self.pace.instructions_per_s, self.alone, self.busy)
+        pairs = zip(self.pace.ops_per_s, nothings, strict=True)
+        return min(own / bare for own, bare in pairs)
 
     @property
     def moved_times(self) -> float:
@@ -151,9 +161,3 @@ def _arrival(seconds: Sequence[Second]) -> Second | None:
         if first.has_arrived and hits >= ARRIVED * hot:
             return first
     return None
-
-
-def _means(seconds: Sequence[Second]) -> tuple[float, ...]:
-    """The mean accesses a second of each program."""
-    each = zip(*(second.ops_per_s for second in seconds), strict=True)
-    return tuple(statistics.mean(ops) for ops in each)

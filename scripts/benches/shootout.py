@@ -5,22 +5,23 @@ Each in turn with each load, in a slow-node guest, whose slow node is as fast as
 counts is which accesses went to the fast node, not how fast they were, and throughput can only be
 lost. A load begins on the slow node, with an empty page cache and its contender at work; its
 programs tell each second where their accesses went. Then the contender ends, and the same programs
-go on with none at work, which tells what it has cost them. They are held to what their CPU computes
-meanwhile: the machine's speed changes by more, from cell to cell and within one. `moved` is
-what the kernel counts of pages migrated, whoever's they are, but not by compaction, within a node.
+go on with none at work, which tells what it has cost them: by the instructions that their CPU runs,
+of which it has fewer while another one takes its turn. `moved` is what the kernel counts of pages
+migrated, whoever's they are, but not by compaction, within a node.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from itertools import chain, product
 from queue import SimpleQueue
@@ -37,16 +38,25 @@ from guests.workloads import Hotset, Sample
 from matplotlib.figure import Figure as Picture
 
 from benches._contenders import CONTENDERS, Contender, by_nobody
-from benches._costs import Costs, count_moves, held_pages
+from benches._costs import Computed, Costs, count_moves, held_pages
 from benches._loads import LOAD, PLACED, Load, loads, make_database
 from benches._room import leaving
-from benches._runs import Run, least_pages, second, steps_per_s
+from benches._runs import Pace, Run, least_pages, second
 from benches.figure import Figure
 
 FOLDER = REPOSITORY / ".out" / "shootout"
 SECONDS = 120
 BARE_SECONDS = 10
 FIRST_SAMPLE_S = 300
+LOOP = """
+import time
+while True:
+    end = time.monotonic() + 0.003
+    while time.monotonic() < end:
+        pass
+    time.sleep(0.007)
+"""
+"""Keeps a CPU busy for three tenths of the time, in pieces as short as a round's."""
 
 LEAST_OF_NOTHING = 0.97
 """Of the accesses a second with nothing at all at work."""
@@ -186,27 +196,58 @@ def tried(guest: Guest, load: Load, contender: Contender, seconds: int) -> Run:
             room_pages = room_kib(guest, guest.facts.fast[0]) // PAGE_KIB + held
             for program in programs:
                 program.sample(timeout=FIRST_SAMPLE_S)
-            samples, speed = sampled(programs, seconds)
+            samples, pace = measured(guest, programs, seconds)
             moved_pages, cpu_percent = Costs.of(guest).since(before)
             came_pages = held_pages(guest) - held
         with by_nobody(guest):
-            for program in programs:
-                program.catch_up()
-            bare, bare_speed = sampled(programs, BARE_SECONDS)
+            alone = pace_from_now(guest, programs)
+            with looping(guest):
+                busy = pace_from_now(guest, programs)
     return Run(
         load=load.name,
         contender=contender.name,
         seconds=tuple(map(second, samples)),
-        bare_seconds=tuple(map(second, bare)),
-        cpu_speed=speed / bare_speed,
+        pace=pace,
+        alone=alone,
+        busy=busy,
         moved_pages=moved_pages,
         least_pages=least_pages(samples[0], samples[-1], came_pages, room_pages),
         cpu_percent=cpu_percent,
     )
 
 
-def sampled(programs: Sequence[Hotset], seconds: int) -> tuple[list[list[Sample]], float]:
-    """The samples of all programs, and how many steps a second their CPU took meanwhile.
+def measured(
+    guest: Guest, programs: Sequence[Hotset], seconds: int
+) -> tuple[list[list[Sample]], Pace]:
+    """The samples of all programs, and how fast they go."""
+    before = Computed.of(guest)
+    samples = sampled(programs, seconds)
+    speed = Computed.of(guest).per_s(before)
+    each = zip(*samples, strict=True)
+    means = (statistics.mean(sample.ops_per_s for sample in told) for told in each)
+    return samples, Pace(ops_per_s=tuple(means), instructions_per_s=speed)
+
+
+def pace_from_now(guest: Guest, programs: Sequence[Hotset]) -> Pace:
+    """How fast all programs go from their next second on."""
+    for program in programs:
+        program.catch_up()
+    return measured(guest, programs, BARE_SECONDS)[1]
+
+
+@contextmanager
+def looping(guest: Guest) -> Iterator[None]:
+    """Keeps a CPU of the guest busy that is not the load's, as a contender does."""
+    loop = guest.start(["taskset", "-c", "0", "python3", "-c", LOOP])
+    try:
+        yield
+    finally:
+        loop.signal(signal.SIGKILL)
+        loop.wait()
+
+
+def sampled(programs: Sequence[Hotset], seconds: int) -> list[list[Sample]]:
+    """The samples of all programs, those of a second together.
 
     A second takes longer of who has more to tell: of others one is passed over now and then, or
     what they tell would be of ever longer ago.
@@ -216,7 +257,7 @@ def sampled(programs: Sequence[Hotset], seconds: int) -> tuple[list[list[Sample]
     while min(end.t - start.t for start, end in zip(first, last, strict=True)) < seconds:
         last = [program.latest() for program in programs]
         samples.append(last)
-    return samples, steps_per_s(first, last)
+    return samples
 
 
 def compare(load: Load, runs: Mapping[str, Sequence[Run]]) -> list[Figure]:
@@ -288,7 +329,7 @@ HEAD = (
 def row(run: Run) -> str:
     """A line of the table."""
     arrived = f"{run.arrived_s:.1f} s" if run.has_arrived else "never"
-    accesses = " + ".join(f"{ops:,.0f}" for ops in run.ops_per_s)
+    accesses = " + ".join(f"{ops:,.0f}" for ops in run.pace.ops_per_s)
     return (
         f"| {run.load} | {run.contender} | {run.hit_ratio:.1%} | {arrived} | {accesses} "
         f"| {run.throughput:.2f} "

@@ -15,7 +15,7 @@ from benches import shootout
 from benches._contenders import Contender
 from benches._costs import moved_pages, pages_on
 from benches._loads import Load
-from benches._runs import Run, Second, least_pages, second, steps_per_s
+from benches._runs import Pace, Run, Second, at_speed, least_pages, second
 from guests.errors import CommandFailed, EmulatorFault
 from guests.workloads import Hotset, Sample
 
@@ -23,7 +23,7 @@ HOT, COLD = 100, 300
 
 
 def sample(t: float = 0.0, *, window: int = 0, hits: float = 0.0, ops: float = 1.0) -> Sample:
-    """A second of a load, whose CPU has taken four steps in each so far."""
+    """A second of a program."""
     return Sample(
         t=t,
         ops_per_s=ops,
@@ -35,18 +35,25 @@ def sample(t: float = 0.0, *, window: int = 0, hits: float = 0.0, ops: float = 1
         absent=0,
         hit_ratio=hits,
         hot_ratio=0.9,
-        steps=round(4 * t),
-        steps_ns=round(t * 1e9),
     )
 
 
-def run(seconds: Sequence[Second], bare: Sequence[Second] = (), cpu_speed: float = 1.0) -> Run:
+def pace(*ops: float, speed: float = 100.0) -> Pace:
+    return Pace(ops_per_s=ops, instructions_per_s=speed)
+
+
+ALONE, BUSY = pace(80, 80), pace(60, 60, speed=80)
+"""Each second takes 20 instructions whatever the CPU's speed is."""
+
+
+def run(seconds: Sequence[Second], own: Pace = ALONE) -> Run:
     return Run(
         load="",
         contender="",
         seconds=tuple(seconds),
-        bare_seconds=tuple(bare),
-        cpu_speed=cpu_speed,
+        pace=own,
+        alone=ALONE,
+        busy=BUSY,
         moved_pages=0,
         least_pages=1,
         cpu_percent=0.0,
@@ -80,14 +87,13 @@ class Told:
 
 def test_programs_are_sampled_until_the_slowest_has_run_for_so_long() -> None:
     programs = cast("Sequence[Hotset]", [Told(7.0, 1.25), Told(2.0, 1.0)])
-    samples, per_s = shootout.sampled(programs, 3)
+    samples = shootout.sampled(programs, 3)
     assert [[one.t for one in row] for row in samples] == [
         [8.25, 3.0],
         [9.5, 4.0],
         [10.75, 5.0],
         [12.0, 6.0],
     ]
-    assert per_s == 4
 
 
 def test_the_hot_set_has_arrived_with_95_percent_of_its_hits() -> None:
@@ -110,21 +116,16 @@ def test_a_window_that_never_arrives_counts_with_its_length() -> None:
 
 
 def test_throughput_is_that_of_the_program_that_fares_worst() -> None:
-    own = [second([sample(ops=50), sample(ops=90)])]
-    assert run(own, bare=[second([sample(ops=100), sample(ops=100)])]).throughput == 0.5
+    assert run([], pace(40, 72)).throughput == 0.5
 
 
-def test_throughput_is_not_lost_where_the_cpu_was_slower() -> None:
-    own, bare = [second([sample(ops=50)])], [second([sample(ops=100)])]
-    assert run(own, bare, cpu_speed=0.5).throughput == 1.0
+@pytest.mark.parametrize(("ops", "speed"), [(60, 80), (70, 90), (90, 110), (20, 40)])
+def test_throughput_is_not_lost_where_the_cpu_was_slower(ops: float, speed: float) -> None:
+    assert run([], pace(ops, ops, speed=speed)).throughput == 1.0
 
 
-def test_a_cpu_is_as_fast_as_it_took_steps_in_its_time() -> None:
-    """Also where one of its programs doesn't tell."""
-    silent = replace(sample(), steps=0, steps_ns=0)
-    before = [replace(sample(), steps=100, steps_ns=1_000_000), silent]
-    after = [replace(sample(), steps=300, steps_ns=3_000_000), silent]
-    assert steps_per_s(before, after) == 100_000
+def test_a_cpu_that_is_always_as_fast_has_the_accesses_it_had_alone() -> None:
+    assert at_speed(100, pace(80), pace(79)) == (80,)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,7 @@ KERNEL, DAMO, OURS = contender("kernel"), contender("damo"), contender("ours", i
 
 
 def rounds(name: str, *hits: float) -> list[Run]:
-    return [replace(run(seconds(share), seconds(share)), contender=name) for share in hits]
+    return [replace(run(seconds(share)), contender=name) for share in hits]
 
 
 def test_rounds_are_compared_by_their_medians() -> None:
@@ -226,7 +227,7 @@ class Guests:
 
     def tried(self, _: object, load: Load, one: Contender, __: int) -> Run:
         self.failing(one.name)
-        done = run(seconds(0.5), seconds(0.5))
+        done = run(seconds(0.5))
         return replace(done, load=load.name, contender=one.name)
 
     def all_tried(self, *contenders: Contender, jobs: int = 1) -> list[str]:

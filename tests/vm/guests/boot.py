@@ -30,12 +30,15 @@ from pathlib import Path
 
 from guests import accelerator, debian, emulators, kernels, topology
 from guests.channel import Channel, ChannelClosed
+from guests.counter import SOURCE as COUNTER
+from guests.counter import Counter
 from guests.debian import Debian
 from guests.errors import GuestError, GuestLost
 from guests.guest import REPOSITORY, Facts, Guest, why_lost
 from guests.kernels import Kernel
 from guests.qmp import Monitor
 from guests.topology import Topology
+from guests.workloads import compiled
 
 BOOT_TIMEOUT_S = 240
 """An emulated guest is up within 20 s on an idle host; a busy one gets its time."""
@@ -70,6 +73,8 @@ class Machine:
     kernel: kernels.Installed
     qemu: Path
     busybox: Path
+    counter: Path | None
+    """A plugin of QEMU's that counts instructions, where time goes by these."""
     debian: Path | None
     """A root of its own, None for the host's."""
     kvm: bool
@@ -117,6 +122,7 @@ def prepare(topology: Topology, kernel: Kernel, wanted: Debian | None = None) ->
         kernel=kernels.fetch(kernel),
         qemu=emulators.fetch(topology.emulator),
         busybox=emulators.fetch_busybox(),
+        counter=compiled(COUNTER, "-shared", "-fPIC") if topology.counted else None,
         debian=None if wanted is None else debian.fetch(wanted),
         kvm=False,
     )
@@ -137,9 +143,9 @@ def console_log(name: str) -> Path:
 @contextmanager
 def _up(machine: Machine, console: Path) -> Iterator[Guest]:
     start = time.monotonic()
-    with _emulating(machine, console) as (emulator, channel, monitor):
+    with _emulating(machine, console) as (emulator, channel, monitor, counter):
         _wait_ready(machine, emulator, channel, console, BOOT_TIMEOUT_S)
-        guest = Guest(machine.topology, emulator, channel, monitor, console)
+        guest = Guest(machine.topology, emulator, channel, monitor, counter, console)
         facts = _set_up(guest, machine)
         guest.facts = dataclasses.replace(facts, up_after_s=time.monotonic() - start)
         yield guest
@@ -148,7 +154,7 @@ def _up(machine: Machine, console: Path) -> Iterator[Guest]:
 def _boots_on_kvm(machine: Machine) -> bool:
     probe = dataclasses.replace(machine, topology=topology.flat(), debian=None, kvm=True)
     console = console_log("kvm-probe")
-    with _emulating(probe, console) as (emulator, channel, _):
+    with _emulating(probe, console) as (emulator, channel, *_):
         try:
             _wait_ready(probe, emulator, channel, console, PROBE_TIMEOUT_S)
         except GuestError:
@@ -175,17 +181,19 @@ def _wait_ready(
 @contextmanager
 def _emulating(
     machine: Machine, console: Path
-) -> Iterator[tuple[subprocess.Popen[bytes], Channel, Monitor]]:
+) -> Iterator[tuple[subprocess.Popen[bytes], Channel, Monitor, Counter]]:
     """QEMU runs inside the block, its ends of the two the guest's port and its own monitor."""
     ours, theirs = socket.socketpair()
     commands, monitor = socket.socketpair()
     with tempfile.TemporaryDirectory(prefix="tierd-vm-") as scratch:
         with theirs, monitor:
             descriptors = theirs.fileno(), monitor.fileno()
-            emulator = _start(_command(machine, Path(scratch), *descriptors), descriptors, console)
+            counter = Counter(Path(scratch))
+            command = _command(machine, Path(scratch), counter, *descriptors)
+            emulator = _start(command, descriptors, console)
         channel, asked = Channel(ours), Monitor(commands)
         try:
-            yield emulator, channel, asked
+            yield emulator, channel, asked, counter
         finally:
             # Nothing in a guest is worth an orderly shutdown.
             emulator.kill()
@@ -211,7 +219,9 @@ def _start(
         )
 
 
-def _command(machine: Machine, scratch: Path, port: int, monitor: int) -> list[str]:
+def _command(
+    machine: Machine, scratch: Path, counter: Counter, port: int, monitor: int
+) -> list[str]:
     """QEMU's command line, as virtme-ng would run it, with its ends of those two sockets."""
     initramfs = scratch / "initramfs"
     virtme: list[str | Path] = [
@@ -244,6 +254,7 @@ def _command(machine: Machine, scratch: Path, port: int, monitor: int) -> list[s
     return [
         *command,
         *accelerator.arguments(kvm=machine.kvm, counted=machine.topology.counted),
+        *(counter.arguments(machine.counter) if machine.counter and not machine.kvm else ()),
         *("-chardev", f"socket,id=monitor,fd={monitor}"),
         *("-mon", "chardev=monitor,mode=control"),
         *("-chardev", f"socket,id=agent,fd={port}"),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from guests.channel import Channel, ChannelClosed, Conversation, Message, decode, encode
+from guests.counter import Counter
 from guests.errors import CommandEnded, CommandFailed, CommandTimeout, GuestLost, panicked
 from guests.qmp import Message as QmpMessage
 from guests.qmp import Monitor, MonitorClosed
@@ -175,9 +176,11 @@ class Guest:
         emulator: subprocess.Popen[bytes],
         channel: Channel,
         monitor: Monitor,
+        counter: Counter,
         console: Path,
     ) -> None:
         self.topology = topology
+        self.counter = counter
         self.console = console
         self._emulator = emulator
         self._channel = channel

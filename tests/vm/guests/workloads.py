@@ -20,15 +20,19 @@ FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror")
 
 
 def build(name: str) -> Path:
-    """The program of that name, compiled anew if its source, or a header, is newer."""
-    source = SOURCES / f"{name}.c"
-    program = REPOSITORY / ".out" / "workloads" / name
-    newest = max(path.stat().st_mtime for path in (source, *SOURCES.glob("*.h")))
+    """The program of that name."""
+    return compiled(SOURCES / f"{name}.c", "-lm")
+
+
+def compiled(source: Path, *flags: str) -> Path:
+    """What comes of a source with these flags, anew if that, or a header beside it, is newer."""
+    program = REPOSITORY / ".out" / "workloads" / source.stem
+    newest = max(path.stat().st_mtime for path in (source, *source.parent.glob("*.h")))
     if program.exists() and program.stat().st_mtime >= newest:
         return program
     program.parent.mkdir(parents=True, exist_ok=True)
-    scratch = program.with_name(f".{name}.{threading.get_native_id()}")
-    subprocess.run(["gcc", *FLAGS, source, "-o", scratch, "-lm"], check=True)
+    scratch = program.with_name(f".{source.stem}.{threading.get_native_id()}")
+    subprocess.run(["gcc", *FLAGS, source, "-o", scratch, *flags], check=True)
     return scratch.rename(program)
 
 
@@ -48,10 +52,6 @@ class Sample:
     """The share of the accesses that went to pages on fast nodes."""
     hot_ratio: float
     """The share that went to hot pages, wherever they are."""
-    steps: int
-    """Since it started: how far its CPU has computed, see steps.h."""
-    steps_ns: int
-    """The CPU time that took, 0 where it does not tell."""
 
     @property
     def hot_share(self) -> float:

@@ -4,7 +4,7 @@
  *
  *   hotset [--mib N] [--node N] [--hot-mib N] [--hot-offset-mib N] [--share PERCENT] [--stride]
  *          [--sweep | --zipf EXPONENT] [--move-every SECONDS] [--seconds N] [--cpu N]
- *          [--fast-nodes LIST] [--no-waker] [--steps] [--verify]
+ *          [--fast-nodes LIST] [--no-waker] [--verify]
  *
  * The buffer is filled on the given node, by threads for 32 MiB each, under a memory policy of theirs
  * alone. The kernel looks at a program's memory by each thread's CPU time, and at nothing that is
@@ -23,11 +23,10 @@
  *
  *   {"t": 3.0, "ops_per_s": 612345, "window": 0, "hot_pages": 2048, "hot_on_fast": 2048,
  *    "cold_pages": 14336, "cold_on_slow": 14336, "absent": 0, "hit_ratio": 0.9,
- *    "hot_ratio": 0.9, "steps": 2000000, "steps_ns": 130000000}
+ *    "hot_ratio": 0.9}
  *
  * hit_ratio is the share of the second's accesses that went to pages that are on fast nodes now, and
- * hot_ratio that which went to the hot window, wherever it is. With --steps a sixth of its time
- * tells how fast its CPU is (steps.h), in steps and CPU time since the start.
+ * hot_ratio that which went to the hot window, wherever it is.
  *
  * Each word holds its index and the count of its changes, combined so that a word that was lost, or
  * put elsewhere, shows. --verify checks all of them at the end: 1 is the exit status of damage.
@@ -59,7 +58,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "steps.h"
+#include "common.h"
 
 #define MIB (1ULL << 20)
 #define MAX_MIB (1 << 14)
@@ -69,7 +68,6 @@
 #define BATCH_LEAST 32
 #define BATCH_MOST 1024
 #define BATCH_S 1e-3
-#define STEPS_PER_ACCESS 2
 #define QUERY_PAGES 4096
 #define FILL_WORDS (32 * MIB / sizeof(uint64_t))
 #define STACK_BYTES (256 << 10)
@@ -89,7 +87,6 @@ struct options {
 	bool sweep;
 	bool verify;
 	bool waker;
-	bool steps;
 };
 
 /*
@@ -114,7 +111,6 @@ struct hotset {
 	uint32_t *accesses; /* of each page since the last report */
 	uint64_t batch;     /* accesses that take about BATCH_S */
 	struct ranks ranks; /* with --zipf */
-	struct steps steps; /* with --steps */
 	unsigned int window;
 	int wakes; /* an eventfd, with a waker */
 };
@@ -136,23 +132,6 @@ static void on_move(int signal)
 {
 	(void)signal;
 	move = 1;
-}
-
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return time.tv_sec + time.tv_nsec / 1e9;
-}
-
-/* xorshift64*: fast, and good enough to choose lines with. */
-static uint64_t next_random(uint64_t *state)
-{
-	*state ^= *state >> 12;
-	*state ^= *state << 25;
-	*state ^= *state >> 27;
-	return *state * 0x2545f4914f6cdd1dULL;
 }
 
 /* A number below `bound`, which is below 2^32. */
@@ -471,12 +450,11 @@ static void report(struct hotset *set, double t, double ops_per_s)
 	printf("{\"t\": %.2f, \"ops_per_s\": %.0f, \"window\": %u, "
 	       "\"hot_pages\": %" PRIu64 ", \"hot_on_fast\": %" PRIu64 ", "
 	       "\"cold_pages\": %" PRIu64 ", \"cold_on_slow\": %" PRIu64 ", "
-	       "\"absent\": %" PRIu64 ", \"hit_ratio\": %.4f, \"hot_ratio\": %.4f, "
-	       "\"steps\": %" PRIu64 ", \"steps_ns\": %" PRIu64 "}\n",
+	       "\"absent\": %" PRIu64 ", \"hit_ratio\": %.4f, \"hot_ratio\": %.4f}\n",
 	       t, ops_per_s, set->window, census.hot_pages, census.hot_on_fast,
 	       census.cold_pages, census.cold_on_slow, census.absent,
 	       (double)census.hits / census.accesses,
-	       (double)census.hot_accesses / census.accesses, set->steps.count, set->steps.ns);
+	       (double)census.hot_accesses / census.accesses);
 	fflush(stdout);
 	memset(set->accesses, 0, page_count(set) * sizeof(*set->accesses));
 }
@@ -487,14 +465,12 @@ static void wake(const struct hotset *set)
 		error(2, errno, "eventfd");
 }
 
-/* Sizes the next batch by how long one took, by up to a half less or more: in step with no ticks. */
+/* Sizes the next batch by how long one took. */
 static void resize_batch(struct hotset *set, double took_s)
 {
-	double share = 0.5 + below(&set->random, 1000) / 1000.0;
 	double fits = set->batch * BATCH_S / took_s;
 
-	fits = fits < BATCH_LEAST ? BATCH_LEAST : fits > BATCH_MOST ? BATCH_MOST : fits;
-	set->batch = fits * share;
+	set->batch = fits < BATCH_LEAST ? BATCH_LEAST : fits > BATCH_MOST ? BATCH_MOST : fits;
 }
 
 /* Works for a second, adds it to what it has worked, and returns the accesses per second. */
@@ -507,8 +483,6 @@ static double work_a_second(struct hotset *set, double *worked_s)
 		begun = end;
 		touch(set, set->batch);
 		done += set->batch;
-		if (set->options.steps)
-			take_steps(&set->steps, set->batch * STEPS_PER_ACCESS);
 		wake(set);
 		end = now();
 		resize_batch(set, end - begun);
@@ -656,9 +630,6 @@ static void set_option(struct options *options, int option, char *value, const c
 	case 'v':
 		options->verify = true;
 		break;
-	case 'T':
-		options->steps = true;
-		break;
 	case 'w':
 		options->waker = false;
 		break;
@@ -683,7 +654,6 @@ static void parse(int argc, char **argv, struct options *options)
 		{ "sweep", no_argument, NULL, 'S' },
 		{ "zipf", required_argument, NULL, 'z' },
 		{ "verify", no_argument, NULL, 'v' },
-		{ "steps", no_argument, NULL, 'T' },
 		{ "no-waker", no_argument, NULL, 'w' },
 		{ 0 },
 	};

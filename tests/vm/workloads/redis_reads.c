@@ -9,8 +9,8 @@
  * and the first HOT_KEYS ranks count as hot. Values are found in the server's memory by their
  * content, and their pages asked of move_pages(2); a value counts as lying where it begins.
  *
- * Each second it prints a line as hotset --steps does, with values for pages. SIGTERM ends it; 1 is
- * the exit status of a value that is not its key's.
+ * Each second it prints a line as hotset does, with values for pages. SIGTERM ends it; 1 is the exit
+ * status of a value that is not its key's.
  */
 #include <errno.h>
 #include <error.h>
@@ -28,10 +28,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "steps.h"
+#include "common.h"
 
 #define BATCH 32
-#define STEPS 5000 /* after each */
 #define QUERY 4096
 #define PIECE (1 << 20)
 #define NAME_BYTES 32
@@ -49,7 +48,6 @@ struct reads {
 	uint32_t *accesses; /* of a key since the last report */
 	void **value;       /* of a key, in the server */
 	char *reply;
-	struct steps steps;
 };
 
 struct census {
@@ -62,22 +60,6 @@ static void on_stop(int signal)
 {
 	(void)signal;
 	stop = 1;
-}
-
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return time.tv_sec + time.tv_nsec / 1e9;
-}
-
-static uint64_t next_random(uint64_t *state)
-{
-	*state ^= *state >> 12;
-	*state ^= *state << 25;
-	*state ^= *state >> 27;
-	return *state * 0x2545f4914f6cdd1dULL;
 }
 
 static void *table(size_t count, size_t size)
@@ -269,11 +251,10 @@ static void report(struct reads *reads, double t, double ops_per_s)
 	printf("{\"t\": %.2f, \"ops_per_s\": %.0f, \"window\": 0, \"hot_pages\": %" PRIu64 ", "
 	       "\"hot_on_fast\": %" PRIu64 ", \"cold_pages\": %" PRIu64 ", "
 	       "\"cold_on_slow\": %" PRIu64 ", \"absent\": %" PRIu64 ", "
-	       "\"hit_ratio\": %.4f, \"hot_ratio\": %.4f, "
-	       "\"steps\": %" PRIu64 ", \"steps_ns\": %" PRIu64 "}\n",
+	       "\"hit_ratio\": %.4f, \"hot_ratio\": %.4f}\n",
 	       t, ops_per_s, census.hot, census.hot_on_fast, census.cold,
 	       census.cold_on_slow, census.absent, (double)census.hits / census.accesses,
-	       (double)census.hot_accesses / census.accesses, reads->steps.count, reads->steps.ns);
+	       (double)census.hot_accesses / census.accesses);
 	fflush(stdout);
 	memset(reads->accesses, 0, reads->keys * sizeof(*reads->accesses));
 }
@@ -287,7 +268,6 @@ static double read_a_second(struct reads *reads, double *read_s)
 	do {
 		read_batch(reads);
 		done += BATCH;
-		take_steps(&reads->steps, STEPS);
 		end = now();
 	} while (end - start < 1 && !stop);
 	*read_s += end - start;

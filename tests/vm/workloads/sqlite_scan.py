@@ -2,8 +2,7 @@
 """Scans a SQLite table from its start to its end, again and again, through a mapping of the file.
 
 Reports each second as hotset does: the pages are those of the database, none of them hot, and a
-page that is scanned is one access. Where they lie is asked of move_pages(2) through libnuma. How
-fast its CPU is it does not tell.
+page that is scanned is one access. Where they lie is asked of move_pages(2) through libnuma.
 
 Usage: sqlite_scan.py --make FILE MIB     or FILE FAST_NODE
 """
@@ -66,7 +65,7 @@ class Mapping:
         return Counter(self._status)
 
 
-def report(mapping: Mapping, fast_node: int, t: float, pages_per_s: float) -> None:
+def report(mapping: Mapping, fast_node: int, t: float, pages_per_s: float, cpu_ns: int) -> None:
     nodes = mapping.nodes()
     fast, absent = nodes[fast_node], sum(count for node, count in nodes.items() if node < 0)
     sample = {
@@ -80,8 +79,7 @@ def report(mapping: Mapping, fast_node: int, t: float, pages_per_s: float) -> No
         "absent": absent,
         "hit_ratio": fast / mapping.count,
         "hot_ratio": 0.0,
-        "steps": 0,
-        "steps_ns": 0,
+        "cpu_ns": cpu_ns,
     }
     print(json.dumps(sample), flush=True)
 
@@ -91,14 +89,16 @@ def scan(path: Path, fast_node: int) -> None:
     database.execute(f"PRAGMA mmap_size={MAPPED_BYTES}")
     rows = database.execute("SELECT count(length(text)) FROM t").fetchone()[0]
     mapping = Mapping(path)
-    last_s, t, done = time.monotonic(), 0.0, 0
+    t, cpu_ns, done = 0.0, 0, 0
+    last_s, last_ns = time.monotonic(), time.thread_time_ns()
     for count in scan_forever(database, rows):
         done += count
         now_s = time.monotonic()
         if (second := now_s - last_s) >= 1:
             t += second
-            report(mapping, fast_node, t, done / rows * mapping.count / second)
-            last_s, done = time.monotonic(), 0
+            cpu_ns += time.thread_time_ns() - last_ns
+            report(mapping, fast_node, t, done / rows * mapping.count / second, cpu_ns)
+            last_s, last_ns, done = time.monotonic(), time.thread_time_ns(), 0
 
 
 def main() -> None:
