@@ -76,6 +76,24 @@ def test_flat_guest_has_one_node(guest: Guest) -> None:
     assert (guest.facts.fast, guest.facts.slow) == ((0,), ())
 
 
+@pytest.mark.guest(topology.slow_node(by_words=True, counted=True))
+def test_instructions_count_for_the_cpu_that_ran_them(guest: Guest) -> None:
+    """Though CPUs take turns. One that is there for real isn't counted."""
+    if guest.facts.kvm:
+        with pytest.raises(FileNotFoundError):
+            guest.counter.of_cpu(0)
+        return
+    for busy, idle in ((0, 1), (1, 0)):
+        before = [guest.counter.of_cpu(cpu) for cpu in (busy, idle)]
+        loop = ["taskset", "-c", f"{busy}", "timeout", "2", "sh", "-c", "while :; do :; done"]
+        guest.run(loop, check=False)
+        ran, idled = (
+            guest.counter.of_cpu(cpu) - count
+            for cpu, count in zip((busy, idle), before, strict=True)
+        )
+        assert ran > 5 * idled
+
+
 @pytest.mark.guest(CXL)
 def test_numa_balancing_is_off(guest: Guest) -> None:
     assert guest.read("/proc/sys/kernel/numa_balancing") == b"0\n"
