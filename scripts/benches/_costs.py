@@ -98,16 +98,21 @@ class Costs:
 class Computed:
     """What the CPU has run that a load is on, since the guest booted."""
 
-    at_s: float
-    instructions: float
+    busy_ns: int
+    instructions: int
 
     @classmethod
     def of(cls, guest: Guest) -> Self:
         """A real CPU is not counted, but taken for as fast at any time."""
-        at_s = guest.uptime_s()
-        counted = at_s if guest.facts.kvm else guest.counter.of_cpu(guest.topology.cpus - 1)
-        return cls(at_s=at_s, instructions=counted)
+        cpu = guest.topology.cpus - 1
+        busy_ns = int(BUSY.findall(guest.read("/proc/schedstat").decode())[cpu])
+        counted = busy_ns if guest.facts.kvm else guest.counter.of_cpu(cpu)
+        return cls(busy_ns=busy_ns, instructions=counted)
 
     def per_s(self, before: Self) -> float:
-        """Returns how many instructions a second it ran."""
-        return (self.instructions - before.instructions) / (self.at_s - before.at_s)
+        """Returns how many instructions it ran in a second in which it had a task.
+
+        One that has none, since a program waits for its pages, is not slower for that.
+        """
+        busy_ns = self.busy_ns - before.busy_ns
+        return (self.instructions - before.instructions) / busy_ns * 1e9

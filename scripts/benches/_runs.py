@@ -53,7 +53,7 @@ class Pace:
     ops_per_s: tuple[float, ...]
     """Of each program."""
     instructions_per_s: float
-    """Of the CPU, whosever they were."""
+    """Of the CPU while it had a task, whosever they were."""
 
 
 def at_speed(instructions_per_s: float, alone: Pace, busy: Pace) -> tuple[float, ...]:
