@@ -65,7 +65,7 @@ class Mapping:
         return Counter(self._status)
 
 
-def report(mapping: Mapping, fast_node: int, t: float, pages_per_s: float, cpu_ns: int) -> None:
+def report(mapping: Mapping, fast_node: int, t: float, pages_per_s: float) -> None:
     nodes = mapping.nodes()
     fast, absent = nodes[fast_node], sum(count for node, count in nodes.items() if node < 0)
     sample = {
@@ -79,7 +79,6 @@ def report(mapping: Mapping, fast_node: int, t: float, pages_per_s: float, cpu_n
         "absent": absent,
         "hit_ratio": fast / mapping.count,
         "hot_ratio": 0.0,
-        "cpu_ns": cpu_ns,
     }
     print(json.dumps(sample), flush=True)
 
@@ -89,16 +88,14 @@ def scan(path: Path, fast_node: int) -> None:
     database.execute(f"PRAGMA mmap_size={MAPPED_BYTES}")
     rows = database.execute("SELECT count(length(text)) FROM t").fetchone()[0]
     mapping = Mapping(path)
-    t, cpu_ns, done = 0.0, 0, 0
-    last_s, last_ns = time.monotonic(), time.thread_time_ns()
+    last_s, t, done = time.monotonic(), 0.0, 0
     for count in scan_forever(database, rows):
         done += count
         now_s = time.monotonic()
         if (second := now_s - last_s) >= 1:
             t += second
-            cpu_ns += time.thread_time_ns() - last_ns
-            report(mapping, fast_node, t, done / rows * mapping.count / second, cpu_ns)
-            last_s, last_ns, done = time.monotonic(), time.thread_time_ns(), 0
+            report(mapping, fast_node, t, done / rows * mapping.count / second)
+            last_s, done = time.monotonic(), 0
 
 
 def main() -> None:
