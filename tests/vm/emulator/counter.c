@@ -10,6 +10,7 @@
  * Where CPUs take turns on one thread QEMU 10 tells callbacks the number of the CPU that a block was
  * translated for (accel/tcg/plugin-gen.c: gen_cpu_index), whichever runs it. So CPUs are told apart by
  * where their own data begins, GS's base, each SAMPLE instructions; turns are a hundred times as long.
+ * With a thread for each CPU it would count wrongly.
  *
  * Debian packages QEMU's headers nowhere; these declarations follow include/qemu/qemu-plugin.h of
  * QEMU 10.0, version 4 of that interface, and GLib's garray.h.
@@ -96,27 +97,27 @@ static uint64_t base(void)
 	return number & KERNEL ? number : 0;
 }
 
-static struct count *count_of(uint64_t base)
+static struct count *count_of(uint64_t cpu_base)
 {
 	struct count *count = counts;
 
-	while (count < counts + COUNTS - 1 && count->base && count->base != base)
+	while (count < counts + COUNTS - 1 && count->base && count->base != cpu_base)
 		count++;
-	count->base = base;
+	count->base = cpu_base;
 	return count;
 }
 
 static void on_run(unsigned int cpu, void *instructions)
 {
-	uint64_t of_cpu;
+	uint64_t cpu_base;
 
 	(void)cpu;
 	uncounted += (uintptr_t)instructions;
 	if (uncounted < SAMPLE)
 		return;
-	of_cpu = base();
-	if (of_cpu)
-		count_of(of_cpu)->instructions += uncounted;
+	cpu_base = base();
+	if (cpu_base)
+		count_of(cpu_base)->instructions += uncounted;
 	uncounted = 0;
 }
 
