@@ -2,9 +2,10 @@
 """The move_pages mover: walks a plan's ranges, and moves what lies in the source tier.
 
 Each step takes some thousand folios, of one range or of many small ones: list those present, ask
-on which node each is, leave out what need not or must not move, then move the rest in batches. The
-next step is listed and asked for while this one moves; the first step, for which nothing moves
-meanwhile, is small, and the others grow.
+on which node each is, leave out what need not or must not move, then move the rest in batches. A
+huge page, which moves whole, does so for the ranges that have most of it alone. The next step is
+listed and asked for while this one moves; the first step, for which nothing moves meanwhile, is
+small, and the others grow.
 Before every batch the destination's free memory is looked at: move_pages(2) allocates on that node
 alone, and a full one ends in reclaim and then in the OOM killer, so it is never filled beyond the
 zones' high watermarks and what of the configured headroom is to stay free. As much as has left it
@@ -203,6 +204,7 @@ class _Group:
         for rows, ranges, folios in self._list(pagemap):
             pages.query(self.pid, folios)
             outcome = _outcome_of_node(self.source, CANDIDATE, Outcome.RESIDENT)[folios["node"]]
+            self._leave_cut(folios, outcome)
             self._respect(limits, nodes, folios["addr"], outcome)
             row = np.repeat(rows, ranges["folios"].astype(np.intp))
             cursors = np.minimum(ranges["start"], self.book.plan.moves["end"][rows])
@@ -257,6 +259,16 @@ class _Group:
             row=step.row[kept],
             outcome=step.outcome[kept],
         )
+
+    def _leave_cut(self, folios: NDArray[np.void], outcome: NDArray[np.int16]) -> None:
+        """Leaves huge pages most of which is in no row; of them only what is counts as listed."""
+        huge = np.flatnonzero((outcome == CANDIDATE) & (folios["pages"] > 1))
+        if not len(huge):
+            return
+        moves = self.book.plan.moves[self.rows]
+        inside = pages_within(folios[huge], moves["start"], moves["end"])
+        cut = np.flatnonzero(2 * inside < folios["pages"][huge])
+        outcome[huge[cut]], folios["pages"][huge[cut]] = Outcome.CUT, inside[cut]
 
     def _respect(
         self,
@@ -364,6 +376,30 @@ class _Group:
             return
         rows, first = np.unique(step.row[put_off], return_index=True)
         self.book.reached[rows] = step.folios["addr"][put_off[first]]
+
+
+def pages_within(
+    folios: NDArray[np.void], start: NDArray[np.uint64], end: NDArray[np.uint64]
+) -> NDArray[np.int64]:
+    """Returns how many base pages of each folio (dtype FOLIO) are in disjoint ranges, in part too.
+
+    Args:
+        folios: in any order.
+        start: of each range, in any order.
+        end: of each range.
+    """
+    order = np.argsort(start)
+    first = start[order].astype(np.int64) // PAGE_BYTES
+    behind = -(-end[order].astype(np.int64) // PAGE_BYTES)
+    before = np.concatenate([[0], np.cumsum(behind - first)])
+
+    def below(page: NDArray[np.int64]) -> NDArray[np.int64]:
+        at = np.searchsorted(first, page, "right")
+        beyond = np.maximum(behind[at - 1] - page, 0) * (at > 0)
+        return np.asarray(before[at] - beyond, np.int64)
+
+    begins = folios["addr"].astype(np.int64) // PAGE_BYTES
+    return below(begins + folios["pages"]) - below(begins)
 
 
 @lru_cache(maxsize=64)

@@ -315,6 +315,25 @@ def test_huge_pages_move_whole() -> None:
         assert holder.on_node(FAST) == 2048
 
 
+@pytest.mark.parametrize(
+    ("ranges", "moved", "cut"),
+    [
+        ([(500, 600)], 0, 100),
+        ([(0, 500)], 512, 0),
+        ([(12, 600)], 512, 88),
+        ([(0, 200), (200, 400)], 512, 0),
+    ],
+)
+def test_a_huge_page_moves_for_what_has_most_of_it(
+    ranges: list[tuple[int, int]], moved: int, cut: int
+) -> None:
+    Path("/sys/kernel/mm/transparent_hugepage/enabled").write_text("madvise")
+    with holding(2048, "huge") as holder:
+        found = outcomes(run(plan_of(holder, *ranges)))
+        assert found.get(Outcome.CUT, 0) == cut
+        assert holder.on_node(FAST) == moved
+
+
 @pytest.mark.parametrize("kind", ["huge", "small"])
 def test_each_page_tells_whether_it_is_in_a_huge_one(kind: str) -> None:
     Path("/sys/kernel/mm/transparent_hugepage/enabled").write_text("madvise")
