@@ -360,6 +360,21 @@ def test_in_a_first_look_what_promotions_take_counts_besides(
     assert looks() == ("1000", "1000")
 
 
+def test_a_first_look_for_hotter_memory_takes_less_for_hot(arbiter: Arbiter, within: Path) -> None:
+    """Once samples tell; what promotions take counts besides, too."""
+    for seen_s, held_up_s, milliseconds in (
+        (0.5, 0.0, "500"),
+        (0.001, 0.0, "500"),
+        (0.51, 0.0, "1000"),
+        (0.3, 0.35, "850"),
+        (0.3, 60.0, "3500"),
+        (3.0, 0.35, "1350"),
+    ):
+        look = Look(pace=Pace.BY_ITSELF, seen_s=seen_s, held_up_s=held_up_s)
+        arbiter.may_move(Rival.COOPERATE, moves=True, look=look)
+        assert within.read_text().strip() == milliseconds
+
+
 def test_a_later_look_takes_for_hot_what_is_as_hot_as_what_it_is_for(
     arbiter: Arbiter, within: Path
 ) -> None:

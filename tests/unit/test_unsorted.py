@@ -329,7 +329,9 @@ def test_a_later_look_is_for_memory_as_hot_as_what_has_to_rise() -> None:
     some = target((0, 20, 2 * HOT, [0, 1]), (20, 100, HOT / 1000, [0, 1]))
     new = Sorting().after([], [some.pid], now_s=0).after([some], [some.pid], now_s=2)
     first = new.once_moved([some.pieces], now_s=2).look
-    assert first == Look(pace=Pace.BY_ITSELF), "its first goes on"
+    assert first is not None
+    assert first == Look(pace=Pace.BY_ITSELF, seen_s=first.seen_s), "its first goes on"
+    assert first.seen_s == pytest.approx(3 / 20, rel=1 / 32)
     later = looked(new, OVER, OVER, now_s=2).once_moved([some.pieces], now_s=2)
     assert later.look is not None
     assert later.look.within_s == pytest.approx(3 / 20 + 20 * 100e-6, rel=1 / 32)

@@ -24,6 +24,8 @@ FEW = 0.03
 """This share of a target's accesses is few."""
 LUKEWARM = 1 / 16
 """And so are those of a page below this share of what the page of an access has on average."""
+NEARLY_ALL = 0.95
+"""This share of the accesses of what has to rise, hottest first."""
 
 _LESS_BITS = 18
 """Of a float32, that a bin of a histogram leaves out: 5 of its 23 bits of precision are left."""
@@ -39,6 +41,8 @@ class Lacking(NamedTuple):
     bytes: float
     heat: float
     """From which on it has half of the accesses of all of it; infinite where there is none."""
+    least_heat: float
+    """From which on it has nearly all of them; likewise."""
 
 
 class _Bins(NamedTuple):
@@ -75,9 +79,13 @@ def lacking(pieces: NDArray[np.void]) -> Lacking:
     has_to = np.where(_few(bins, below_bytes), 0.0, below_bytes)
     no_hotter = np.cumsum(has_to * bins.heat)
     if not len(no_hotter) or not no_hotter[-1]:
-        return Lacking(bytes=0.0, heat=math.inf)
-    half = np.searchsorted(no_hotter, no_hotter[-1] / 2)
-    return Lacking(bytes=float(has_to.sum()), heat=float(bins.heat[half]))
+        return Lacking(bytes=0.0, heat=math.inf, least_heat=math.inf)
+    half, least = np.searchsorted(no_hotter, no_hotter[-1] * np.array([1 / 2, 1 - NEARLY_ALL]))
+    return Lacking(
+        bytes=float(has_to.sum()),
+        heat=float(bins.heat[half]),
+        least_heat=float(bins.heat[least]),
+    )
 
 
 def cold_bytes(pieces: NDArray[np.void], ceiling: float, policy: Policy) -> float:

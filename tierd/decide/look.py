@@ -36,8 +36,9 @@ class Pace(Enum):
 class Look:
     """How the kernel is to look for what it promotes.
 
-    A first look finds what is accessed all the time at once, and lukewarm pages ever after. But
-    where a promotion takes long, hot pages are accessed late since others rise. While it goes on
+    A first look finds what is accessed all the time at once, and lukewarm pages ever after: where
+    samples tell of memory that is accessed soon, half as much counts as hot. But where a promotion
+    takes long, hot pages are accessed late since others rise. While it goes on
     the kernel is not to look often, which has it adapt what counts as hot: that is set here.
 
     Later ones are for pages of which samples tell how hot they are, and find as many lukewarm ones
@@ -48,12 +49,14 @@ class Look:
         first: whether tierd's own samples tell nothing yet of what it looks at.
         pace: how soon the next one is to begin.
         held_up_s: how long promotions of a first look have kept a program from its own code.
+        seen_s: within so much of that what a first look is for is accessed, once samples tell.
         within_s: within so long what a later look is for is accessed.
     """
 
     first: bool = False
     pace: Pace = Pace.OFTEN
     held_up_s: float = 0.0
+    seen_s: float = math.inf
     within_s: float = math.inf
 
     def periods_ms(self, set_ms: tuple[int, int], least_ms: int) -> tuple[int, int]:
@@ -94,8 +97,15 @@ class Look:
         Args:
             set_ms: what the kernel takes for that by itself.
         """
-        if self.first or self.held_up_s:
+        if self.first or math.isinf(self.within_s):
             more_ms = min(1000 * self.held_up_s, HELD_UP_MOST * set_ms)
-            return math.ceil((FIRST_LOOK if self.first else 1.0) * set_ms + more_ms)
+            return math.ceil(self._own_ms(set_ms) + more_ms)
         halves = (set_ms >> halved for halved in range(HALVED_MOST, 0, -1))
         return next((half for half in halves if half >= 500 * self.within_s), set_ms)
+
+    def _own_ms(self, set_ms: int) -> float:
+        """How much of that time a program has for its own code in a first look."""
+        if self.first:
+            return FIRST_LOOK * set_ms
+        half_ms = set_ms / 2
+        return half_ms if half_ms >= 1000 * self.seen_s else set_ms

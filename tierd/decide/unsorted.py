@@ -116,8 +116,9 @@ class Sorting:
     since. `waits` is whether its next look does, for what samples tell of a new target, for one
     that is not seen yet, or for the next round, and `knows` whether they do; `taken` is what it has
     done since the last round, and `last` in the last step of that. As samples have it
-    `lacking_pages` have to rise, infinitely many while they tell nothing, and a look for these
-    finds them within `within_s`; few accesses of those `served` go below.
+    `lacking_pages` have to rise, infinitely many while they tell nothing, nearly all of them are
+    accessed within `seen_s`, and a look for these finds them within `within_s`; few accesses of
+    those `served` go below.
 
     `filling` is what it may fill of the room there was when the last target came, in the first turn
     since, or of what there is while there is none; `looked` is whether a look of that turn is over,
@@ -138,6 +139,7 @@ class Sorting:
     taken: KernelMoves = NOTHING
     last: KernelMoves = NOTHING
     lacking_pages: float = math.inf
+    seen_s: float = math.inf
     within_s: float = math.inf
     served: frozenset[Pid] = frozenset()
     filling: Filling = field(default_factory=Filling)
@@ -158,6 +160,7 @@ class Sorting:
             first=not self.knows,
             pace=self._pace,
             held_up_s=self.held_up_s,
+            seen_s=self.seen_s,
             within_s=self.within_s if self.looked else math.inf,
         )
 
@@ -332,14 +335,18 @@ class Sorting:
         share = self._below(list(map(below, placed)), now_s)
         moved = replace(self, filling=filling)._goes_on(share, now_s, is_full=False)
         if not moved.knows:
-            return replace(moved, lacking_pages=math.inf, within_s=math.inf)
+            return replace(moved, lacking_pages=math.inf, seen_s=math.inf, within_s=math.inf)
         each = list(map(lacking, placed))
         pages = sum(of_it.bytes for of_it in each) / PAGE_BYTES
-        seen_s = SURELY_SEEN / (min(of_it.heat for of_it in each) * PAGE_BYTES)
+        half_s, seen_s = (
+            SURELY_SEEN / (min(heats) * PAGE_BYTES)
+            for heats in zip(*((of_it.heat, of_it.least_heat) for of_it in each), strict=True)
+        )
         return replace(
             moved,
             lacking_pages=pages + filling.look_bytes / PAGE_BYTES,
-            within_s=seen_s + pages * max(PROMOTION * move_cost_ns, PROMOTION_LEAST_NS) / 1e9,
+            seen_s=seen_s,
+            within_s=half_s + pages * max(PROMOTION * move_cost_ns, PROMOTION_LEAST_NS) / 1e9,
         )._limited()
 
     def _goes_on(self, share: float, now_s: float, *, is_full: bool) -> "Sorting":
@@ -403,6 +410,7 @@ class Sorting:
             left=left,
             worse_s=math.inf,
             lacking_pages=math.inf,
+            seen_s=math.inf,
             within_s=math.inf,
         )
 
