@@ -289,7 +289,8 @@ def test_a_period_that_is_shorter_yet_is_kept(
 
 
 @pytest.mark.parametrize(
-    ("by_itself", "at_once", "period"), [("256", "64", "25"), ("32", "32", "12"), ("0", "0", "100")]
+    ("by_itself", "at_once", "period"),
+    [("256", "128", "50"), ("32", "32", "12"), ("0", "0", "100")],
 )
 def test_a_look_that_begins_anew_is_at_less_at_a_time(
     root: Path,
@@ -368,7 +369,10 @@ def test_a_first_look_for_hotter_memory_takes_less_for_hot(arbiter: Arbiter, wit
         (0.51, 0.0, "1000"),
         (0.3, 0.35, "850"),
         (0.3, 60.0, "3500"),
-        (3.0, 0.35, "1350"),
+        (2.0, 0.35, "1350"),
+        (2.1, 0.35, "1850"),
+        (60.0, 60.0, "4000"),
+        (math.inf, 0.35, "1350"),
     ):
         look = Look(pace=Pace.BY_ITSELF, seen_s=seen_s, held_up_s=held_up_s)
         arbiter.may_move(Rival.COOPERATE, moves=True, look=look)

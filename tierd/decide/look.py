@@ -5,14 +5,18 @@ import math
 from dataclasses import dataclass
 from enum import Enum, auto
 
-FIRST_LOOK, HELD_UP_MOST = 0.7, 3.0
-"""Of the time in which the kernel takes what is accessed for hot a first look has so much until
-samples tell, and so much more at most where its promotions take a program long."""
+FIRST_LOOK, HELD_UP_MOST, MOST = 0.7, 3.0, 4.0
+"""In shares of the time within which the kernel takes what is accessed for hot: what counts in a
+first look until samples tell, what promotions that take a program long add to it at most, and the
+most in all."""
+HOT, RARE, LATE = 0.5, 2.0, 1.5
+"""Likewise, once samples tell: what counts where what has to rise is accessed within that, when it
+is accessed rarely, and what counts then, as the next look comes seconds later."""
 HALVED_MOST = 3
 """So often at most is that time halved for a later look."""
-ANEW_MIB = 64
-"""So much at most is looked at in a period that is as short as it takes: a fourth of what is by
-default, in a fourth of the time, so that programs pay as much."""
+ANEW_MIB = 128
+"""So much at most is looked at in a period that is as short as it takes: half of what is by
+default, in half of the time, so that programs pay as much."""
 
 
 class Pace(Enum):
@@ -36,10 +40,10 @@ class Pace(Enum):
 class Look:
     """How the kernel is to look for what it promotes.
 
-    A first look finds what is accessed all the time at once, and lukewarm pages ever after: where
-    samples tell of memory that is accessed soon, half as much counts as hot. But where a promotion
-    takes long, hot pages are accessed late since others rise. While it goes on
-    the kernel is not to look often, which has it adapt what counts as hot: that is set here.
+    A first look finds what is accessed all the time at once, and lukewarm pages ever after; where
+    samples tell, what counts as hot goes by them. But where a promotion takes long, hot pages are
+    accessed late since others rise. While it goes on the kernel is not to look often, which has it
+    adapt what counts as hot: that is set here.
 
     Later ones are for pages of which samples tell how hot they are, and find as many lukewarm ones
     for each second that counts. Of mappings that no thread accesses the kernel looks at one in each
@@ -99,7 +103,7 @@ class Look:
         """
         if self.first or math.isinf(self.within_s):
             more_ms = min(1000 * self.held_up_s, HELD_UP_MOST * set_ms)
-            return math.ceil(self._own_ms(set_ms) + more_ms)
+            return math.ceil(min(self._own_ms(set_ms) + more_ms, MOST * set_ms))
         halves = (set_ms >> halved for halved in range(HALVED_MOST, 0, -1))
         return next((half for half in halves if half >= 500 * self.within_s), set_ms)
 
@@ -107,5 +111,8 @@ class Look:
         """How much of that time a program has for its own code in a first look."""
         if self.first:
             return FIRST_LOOK * set_ms
-        half_ms = set_ms / 2
-        return half_ms if half_ms >= 1000 * self.seen_s else set_ms
+        seen_ms = 1000 * self.seen_s
+        if seen_ms <= HOT * set_ms:
+            return HOT * set_ms
+        is_rare = RARE * set_ms < seen_ms < math.inf
+        return LATE * set_ms if is_rare else set_ms
