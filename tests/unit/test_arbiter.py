@@ -364,9 +364,10 @@ def test_in_a_first_look_what_promotions_take_counts_besides(
 def test_a_first_look_for_hotter_memory_takes_less_for_hot(arbiter: Arbiter, within: Path) -> None:
     """Once samples tell; what promotions take counts besides, too."""
     for seen_s, held_up_s, milliseconds in (
-        (0.5, 0.0, "500"),
-        (0.001, 0.0, "500"),
-        (0.51, 0.0, "1000"),
+        (0.3, 0.0, "1000"),
+        (0.5, 0.01, "510"),
+        (0.001, 0.01, "510"),
+        (0.51, 0.01, "1010"),
         (0.3, 0.35, "850"),
         (0.3, 60.0, "3500"),
         (2.0, 0.35, "1350"),

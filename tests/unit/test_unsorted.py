@@ -332,6 +332,10 @@ def test_a_later_look_is_for_memory_as_hot_as_what_has_to_rise() -> None:
     assert first is not None
     assert first == Look(pace=Pace.BY_ITSELF, seen_s=first.seen_s), "its first goes on"
     assert first.seen_s == pytest.approx(3 / 20, rel=1 / 32)
+    lukewarm = some.pieces.copy()
+    lukewarm["short"], lukewarm["long"] = HOT / 100, HOT / 100
+    risen = new.once_moved([some.pieces], now_s=2).once_moved([lukewarm], now_s=2).look
+    assert risen == first, "what is left of it is no colder than it was"
     later = looked(new, OVER, OVER, now_s=2).once_moved([some.pieces], now_s=2)
     assert later.look is not None
     assert later.look.within_s == pytest.approx(3 / 20 + 20 * 100e-6, rel=1 / 32)

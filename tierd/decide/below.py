@@ -24,8 +24,8 @@ FEW = 0.03
 """This share of a target's accesses is few."""
 LUKEWARM = 1 / 16
 """And so are those of a page below this share of what the page of an access has on average."""
-NEARLY_ALL = 0.95
-"""This share of the accesses of what has to rise, hottest first."""
+HALF, NEARLY_ALL = 0.5, 0.95
+"""These shares of the accesses of what has to rise, hottest first."""
 
 _LESS_BITS = 18
 """Of a float32, that a bin of a histogram leaves out: 5 of its 23 bits of precision are left."""
@@ -41,8 +41,6 @@ class Lacking(NamedTuple):
     bytes: float
     heat: float
     """From which on it has half of the accesses of all of it; infinite where there is none."""
-    least_heat: float
-    """From which on it has nearly all of them; likewise."""
 
 
 class _Bins(NamedTuple):
@@ -74,18 +72,38 @@ def below(pieces: NDArray[np.void]) -> float | None:
 
 def lacking(pieces: NDArray[np.void]) -> Lacking:
     """Returns what of a target has to rise until few of its accesses go below."""
-    bins, _, lies_below = _sorted(pieces, score)
+    heat, has_to = _has_to_rise(pieces, score)
+    return Lacking(bytes=float(has_to.sum()), heat=_heat_of(HALF, heat, has_to))
+
+
+def least_heat(pieces: NDArray[np.void]) -> float:
+    """Returns the heat from which on what of a target has to rise has nearly all of its accesses.
+
+    Of what has been accessed for a second or two, of which the long average tells less than there
+    is, it is that of the short one. It is infinite where nothing has to rise.
+    """
+    return _heat_of(NEARLY_ALL, *_has_to_rise(pieces, _now_or_for_long))
+
+
+def _now_or_for_long(pieces: NDArray[np.void]) -> Singles:
+    return np.asarray(np.maximum(score(pieces), pieces["short"]), np.float32)
+
+
+def _has_to_rise(
+    pieces: NDArray[np.void], heat: Callable[[NDArray[np.void]], Singles]
+) -> tuple[Floats, Floats]:
+    """Returns bins of heat, and the bytes of each that are not among the few below."""
+    bins, _, lies_below = _sorted(pieces, heat)
     below_bytes = _by_bin(bins, lies_below)
-    has_to = np.where(_few(bins, below_bytes), 0.0, below_bytes)
-    no_hotter = np.cumsum(has_to * bins.heat)
+    return bins.heat, np.where(_few(bins, below_bytes), 0.0, below_bytes)
+
+
+def _heat_of(share: float, heat: Floats, size: Floats) -> float:
+    """Returns the heat from which on memory has that share of its accesses; infinite of none."""
+    no_hotter = np.cumsum(size * heat)
     if not len(no_hotter) or not no_hotter[-1]:
-        return Lacking(bytes=0.0, heat=math.inf, least_heat=math.inf)
-    half, least = np.searchsorted(no_hotter, no_hotter[-1] * np.array([1 / 2, 1 - NEARLY_ALL]))
-    return Lacking(
-        bytes=float(has_to.sum()),
-        heat=float(bins.heat[half]),
-        least_heat=float(bins.heat[least]),
-    )
+        return math.inf
+    return float(heat[np.searchsorted(no_hotter, (1 - share) * no_hotter[-1])])
 
 
 def cold_bytes(pieces: NDArray[np.void], ceiling: float, policy: Policy) -> float:

@@ -108,11 +108,14 @@ class Look:
         return next((half for half in halves if half >= 500 * self.within_s), set_ms)
 
     def _own_ms(self, set_ms: int) -> float:
-        """How much of that time a program has for its own code in a first look."""
+        """How much of that time a program has for its own code in a first look.
+
+        Less than by itself only once promotions were seen: they may take half a second until then.
+        """
         if self.first:
             return FIRST_LOOK * set_ms
         seen_ms = 1000 * self.seen_s
-        if seen_ms <= HOT * set_ms:
+        if seen_ms <= HOT * set_ms and self.held_up_s:
             return HOT * set_ms
         is_rare = RARE * set_ms < seen_ms < math.inf
         return LATE * set_ms if is_rare else set_ms

@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 
 from tierd.bulk import Flags, Target
 from tierd.decide.alike import is_like_looked_at
-from tierd.decide.below import FEW, below, lacking
+from tierd.decide.below import FEW, below, lacking, least_heat
 from tierd.decide.filling import Filling
 from tierd.decide.heat import SURELY_SEEN, score
 from tierd.decide.look import Look, Pace
@@ -116,9 +116,9 @@ class Sorting:
     since. `waits` is whether its next look does, for what samples tell of a new target, for one
     that is not seen yet, or for the next round, and `knows` whether they do; `taken` is what it has
     done since the last round, and `last` in the last step of that. As samples have it
-    `lacking_pages` have to rise, infinitely many while they tell nothing, nearly all of them are
-    accessed within `seen_s`, and a look for these finds them within `within_s`; few accesses of
-    those `served` go below.
+    `lacking_pages` have to rise, infinitely many while they tell nothing, nearly all of them were
+    found to be accessed within `seen_s`, and a look for these finds them within `within_s`; few
+    accesses of those `served` go below.
 
     `filling` is what it may fill of the room there was when the last target came, in the first turn
     since, or of what there is while there is none; `looked` is whether a look of that turn is over,
@@ -338,14 +338,14 @@ class Sorting:
             return replace(moved, lacking_pages=math.inf, seen_s=math.inf, within_s=math.inf)
         each = list(map(lacking, placed))
         pages = sum(of_it.bytes for of_it in each) / PAGE_BYTES
-        half_s, seen_s = (
+        half_s, all_s = (
             SURELY_SEEN / (min(heats) * PAGE_BYTES)
-            for heats in zip(*((of_it.heat, of_it.least_heat) for of_it in each), strict=True)
+            for heats in ([of_it.heat for of_it in each], list(map(least_heat, placed)))
         )
         return replace(
             moved,
             lacking_pages=pages + filling.look_bytes / PAGE_BYTES,
-            seen_s=seen_s,
+            seen_s=min(self.seen_s, all_s or math.inf),
             within_s=half_s + pages * max(PROMOTION * move_cost_ns, PROMOTION_LEAST_NS) / 1e9,
         )._limited()
 
