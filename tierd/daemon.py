@@ -288,6 +288,7 @@ class Daemon:
             self.sorting = self.sorting.once_taken_up(
                 step,
                 now_s=self.followed_s,
+                passed_s=passed_s,
                 held_up_s=self._held_up_s(passed_s),
                 idle_pages=self._idle_pages(),
             )

@@ -363,19 +363,21 @@ def test_in_a_first_look_what_promotions_take_counts_besides(
 
 def test_a_first_look_for_hotter_memory_takes_less_for_hot(arbiter: Arbiter, within: Path) -> None:
     """Once samples tell; what promotions take counts besides, too."""
-    for seen_s, held_up_s, milliseconds in (
-        (0.3, 0.0, "1000"),
-        (0.5, 0.01, "510"),
-        (0.001, 0.01, "510"),
-        (0.51, 0.01, "1010"),
-        (0.3, 0.35, "850"),
-        (0.3, 60.0, "3500"),
-        (2.0, 0.35, "1350"),
-        (2.1, 0.35, "1850"),
-        (60.0, 60.0, "4000"),
-        (math.inf, 0.35, "1350"),
+    for seen_s, held_up_s, share, milliseconds in (
+        (0.3, 0.0, 0.0, "1000"),
+        (0.5, 0.01, 0.0, "510"),
+        (0.001, 0.01, 0.0, "510"),
+        (0.001, 0.01, 0.5, "760"),
+        (0.001, 0.01, 1.0, "1010"),
+        (0.51, 0.01, 0.0, "1010"),
+        (0.3, 0.35, 0.0, "850"),
+        (0.3, 60.0, 0.0, "3500"),
+        (2.0, 0.35, 1.0, "1350"),
+        (2.1, 0.35, 1.0, "1850"),
+        (60.0, 60.0, 1.0, "4000"),
+        (math.inf, 0.35, 1.0, "1350"),
     ):
-        look = Look(pace=Pace.BY_ITSELF, seen_s=seen_s, held_up_s=held_up_s)
+        look = Look(pace=Pace.BY_ITSELF, seen_s=seen_s, held_up_s=held_up_s, held_up_share=share)
         arbiter.may_move(Rival.COOPERATE, moves=True, look=look)
         assert within.read_text().strip() == milliseconds
 

@@ -208,10 +208,11 @@ def looked(sorting: Sorting, *steps: KernelMoves, now_s: float) -> Sorting:
 def test_while_it_looks_first_what_promotions_take_is_added_up() -> None:
     looking = seen(UNSORTED)
     for step, held_up_s in ((FOUND, 0.25), (KernelMoves(faults=200, candidates=200), 0.25)):
-        looking = looking.once_taken_up(step, now_s=3, held_up_s=0.25)
+        looking = looking.once_taken_up(step, now_s=3, passed_s=0.5, held_up_s=0.25)
         assert looking.held_up_s == held_up_s, "what takes up nothing holds nobody up"
+        assert looking.held_up_share == (0.5 if step.promoted else 0.0)
     over = looked(looking, OVER, OVER, now_s=3.5)
-    assert (over.looked, over.held_up_s) == (True, 0)
+    assert (over.looked, over.held_up_s, over.held_up_share) == (True, 0, 0)
     assert over.once_taken_up(FOUND, now_s=5, held_up_s=0.25).held_up_s == 0
 
 

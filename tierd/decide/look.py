@@ -12,6 +12,8 @@ most in all."""
 HOT, RARE, LATE = 0.5, 2.0, 1.5
 """Likewise, once samples tell: what counts where what has to rise is accessed within that, when it
 is accessed rarely, and what counts then, as the next look comes seconds later."""
+ROUND_S = 0.5
+"""So long tierd may be busy with a round, and not see what promotions take."""
 HALVED_MOST = 3
 """So often at most is that time halved for a later look."""
 ANEW_MIB = 128
@@ -53,6 +55,7 @@ class Look:
         first: whether tierd's own samples tell nothing yet of what it looks at.
         pace: how soon the next one is to begin.
         held_up_s: how long promotions of a first look have kept a program from its own code.
+        held_up_share: of the last fraction of a second.
         seen_s: within so much of that what a first look is for is accessed, once samples tell.
         within_s: within so long what a later look is for is accessed.
     """
@@ -60,6 +63,7 @@ class Look:
     first: bool = False
     pace: Pace = Pace.OFTEN
     held_up_s: float = 0.0
+    held_up_share: float = 0.0
     seen_s: float = math.inf
     within_s: float = math.inf
 
@@ -110,12 +114,12 @@ class Look:
     def _own_ms(self, set_ms: int) -> float:
         """How much of that time a program has for its own code in a first look.
 
-        Less than by itself only once promotions were seen: they may take half a second until then.
+        Less than by itself only once promotions were seen, and not by what they may take unseen.
         """
         if self.first:
             return FIRST_LOOK * set_ms
         seen_ms = 1000 * self.seen_s
         if seen_ms <= HOT * set_ms and self.held_up_s:
-            return HOT * set_ms
+            return min(HOT * set_ms + 1000 * ROUND_S * self.held_up_share, set_ms)
         is_rare = RARE * set_ms < seen_ms < math.inf
         return LATE * set_ms if is_rare else set_ms

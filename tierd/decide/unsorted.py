@@ -122,7 +122,8 @@ class Sorting:
 
     `filling` is what it may fill of the room there was when the last target came, in the first turn
     since, or of what there is while there is none; `looked` is whether a look of that turn is over,
-    and `held_up_s` for how long its promotions have kept a target from its own code before that.
+    and `held_up_s` for how long its promotions have kept a target from its own code before that,
+    `held_up_share` of the last step alone.
     """
 
     is_due: bool = True
@@ -145,6 +146,7 @@ class Sorting:
     filling: Filling = field(default_factory=Filling)
     looked: bool = False
     held_up_s: float = 0.0
+    held_up_share: float = 0.0
 
     @property
     def promotes(self) -> bool:
@@ -160,6 +162,7 @@ class Sorting:
             first=not self.knows,
             pace=self._pace,
             held_up_s=self.held_up_s,
+            held_up_share=self.held_up_share,
             seen_s=self.seen_s,
             within_s=self.within_s if self.looked else math.inf,
         )
@@ -183,7 +186,13 @@ class Sorting:
         return replace(self, filling=self.filling.with_room(room, cold_bytes))
 
     def once_taken_up(
-        self, step: KernelMoves, *, now_s: float, held_up_s: float = 0.0, idle_pages: int = 0
+        self,
+        step: KernelMoves,
+        *,
+        now_s: float,
+        passed_s: float = 0.1,
+        held_up_s: float = 0.0,
+        idle_pages: int = 0,
     ) -> "Sorting":
         """Returns what becomes of it once the kernel has taken up some more.
 
@@ -196,6 +205,7 @@ class Sorting:
         Args:
             step: what it has done since it was last asked, a fraction of a second ago.
             now_s: the instant.
+            passed_s: that fraction.
             held_up_s: for how much of that fraction the kernel had a target, and not its own code.
             idle_pages: how many it has promoted of targets that lack next to none (`served`).
         """
@@ -224,6 +234,7 @@ class Sorting:
             filling=filling.between_looks() if waits else filling,
             looked=looked,
             held_up_s=self.held_up_s + more_s if lasts else 0.0,
+            held_up_share=more_s / passed_s if lasts and more_s else 0.0,
         )
         return seen._limited()
 
