@@ -334,6 +334,15 @@ def test_a_huge_page_moves_for_what_has_most_of_it(
         assert holder.on_node(FAST) == moved
 
 
+def test_what_is_pinned_brings_its_huge_page_along() -> None:
+    Path("/sys/kernel/mm/transparent_hugepage/enabled").write_text("madvise")
+    with holding(2048, "huge") as holder:
+        plan = plan_of(holder, (100, 200))
+        plan.moves["gain"] = np.inf
+        assert outcomes(run(plan)) == {Outcome.MOVED: 512}
+        assert holder.on_node(FAST) == 512
+
+
 @pytest.mark.parametrize("kind", ["huge", "small"])
 def test_each_page_tells_whether_it_is_in_a_huge_one(kind: str) -> None:
     Path("/sys/kernel/mm/transparent_hugepage/enabled").write_text("madvise")
