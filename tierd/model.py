@@ -419,7 +419,7 @@ class Outcome(IntEnum):
     LATER = 12  # the round's budget of bytes or time was spent
     FAILED = 13  # any other errno
     OFFLINE = 14  # the destination has no memory any more
-    CUT = 15  # of a huge page that lies mostly outside of what is moved
+    CUT = 15  # of a huge page that lies mostly outside of what makes way
 
     @property
     def is_refusal(self) -> bool:

@@ -3,9 +3,9 @@
 
 Each step takes some thousand folios, of one range or of many small ones: list those present, ask
 on which node each is, leave out what need not or must not move, then move the rest in batches. A
-huge page, which moves whole, does so for the ranges that have most of it alone, or for pinned ones.
-The next step is listed and asked for while this one moves; the first step, for which nothing moves
-meanwhile, is small, and the others grow.
+huge page, which moves whole, makes way with ranges that have most of it alone. The next step is
+listed and asked for while this one moves; the first step, for which nothing moves meanwhile, is
+small, and the others grow.
 Before every batch the destination's free memory is looked at: move_pages(2) allocates on that node
 alone, and a full one ends in reclaim and then in the OOM killer, so it is never filled beyond the
 zones' high watermarks and what of the configured headroom is to stay free. As much as has left it
@@ -170,6 +170,7 @@ class _Group:
         self.pid = book.plan.pids[first["target"]]
         self.destination = tiers[first["destination"]].nodes
         self.source = tiers[first["source"]].nodes
+        self.sinks = bool(first["destination"] > first["source"])
 
     def run(self, pool: Executor) -> None:
         """Moves until the rows are done, put off, or the target turns out to be out of bounds."""
@@ -204,9 +205,10 @@ class _Group:
         for rows, ranges, folios in self._list(pagemap):
             pages.query(self.pid, folios)
             outcome = _outcome_of_node(self.source, CANDIDATE, Outcome.RESIDENT)[folios["node"]]
-            row = np.repeat(rows, ranges["folios"].astype(np.intp))
-            self._leave_cut(row, folios, outcome)
+            if self.sinks:
+                self._leave_cut(folios, outcome)
             self._respect(limits, nodes, folios["addr"], outcome)
+            row = np.repeat(rows, ranges["folios"].astype(np.intp))
             cursors = np.minimum(ranges["start"], self.book.plan.moves["end"][rows])
             yield _Step(rows, cursors, folios, row, outcome)
 
@@ -260,15 +262,9 @@ class _Group:
             outcome=step.outcome[kept],
         )
 
-    def _leave_cut(
-        self, row: NDArray[np.intp], folios: NDArray[np.void], outcome: NDArray[np.int16]
-    ) -> None:
-        """Leaves huge pages most of which is in no row; of them only what is counts as listed.
-
-        What is pinned to the fastest tier brings all of them along.
-        """
-        is_pinned = np.isinf(self.book.plan.moves["gain"][row])
-        huge = np.flatnonzero((outcome == CANDIDATE) & (folios["pages"] > 1) & ~is_pinned)
+    def _leave_cut(self, folios: NDArray[np.void], outcome: NDArray[np.int16]) -> None:
+        """Leaves huge pages most of which is in no row; of them only what is counts as listed."""
+        huge = np.flatnonzero((outcome == CANDIDATE) & (folios["pages"] > 1))
         if not len(huge):
             return
         moves = self.book.plan.moves[self.rows]
