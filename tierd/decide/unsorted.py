@@ -37,7 +37,7 @@ unless they are accessed all the time.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -349,14 +349,14 @@ class Sorting:
             return replace(moved, lacking_pages=math.inf, seen_s=math.inf, within_s=math.inf)
         each = list(map(lacking, placed))
         pages = sum(of_it.bytes for of_it in each) / PAGE_BYTES
-        half_s, all_s = (
-            SURELY_SEEN / (min(heats) * PAGE_BYTES)
-            for heats in ([of_it.heat for of_it in each], list(map(least_heat, placed)))
-        )
+        seen_s = self.seen_s
+        if not self.looked:
+            seen_s = min(seen_s, _surely_seen_s(map(least_heat, placed)) or math.inf)
+        half_s = _surely_seen_s(of_it.heat for of_it in each)
         return replace(
             moved,
             lacking_pages=pages + filling.look_bytes / PAGE_BYTES,
-            seen_s=min(self.seen_s, all_s or math.inf),
+            seen_s=seen_s,
             within_s=half_s + pages * max(PROMOTION * move_cost_ns, PROMOTION_LEAST_NS) / 1e9,
         )._limited()
 
@@ -457,6 +457,11 @@ class Sorting:
             now_s: the instant.
         """
         return not self.is_filled and now_s - self.came_s[target.pid] >= FIRST_S
+
+
+def _surely_seen_s(heats: Iterable[float]) -> float:
+    """Returns within how long a page of the coldest of these is accessed; 0 of none."""
+    return SURELY_SEEN / (min(heats) * PAGE_BYTES)
 
 
 def _sum(one: KernelMoves, other: KernelMoves) -> KernelMoves:
